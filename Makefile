@@ -24,7 +24,7 @@ DEV := $(VENV)/.ready-to-test
 setup: $(READY)
 
 demo: $(READY)
-	@$(BIN)/python -m demo
+	@$(BIN)/python -m workflow.demo
 
 # 4: half of the time tests wait for a daemon or a signal. loadgroup: see pytest_collection_modifyitems in tests/conftest.py
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder

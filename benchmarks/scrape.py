@@ -159,8 +159,8 @@ def scraping(port: int, pages: int, folder: Path) -> Timed:
 
 def measure(arguments: Namespace) -> Iterator[Row]:
     """Fetching beside requests, httpx and bare aiohttp; then a whole scrape."""
-    from demo.articles import python_articles
-    from demo.pages import Host, page_html
+    from workflow.demo.articles import python_articles
+    from workflow.demo.pages import Host, page_html
 
     host = Host("one.example", "The One", "A site of sorts", ("Home", "News", "Contact"), "main")
     bodies = [page_html(host, title, text).encode() for title, text in python_articles().items()]

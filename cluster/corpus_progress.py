@@ -18,8 +18,8 @@ from cluster.corpus_jobs.batches import Task
 from cluster.slurm import QueuedJob
 from common.console import text_table
 from common.settings import Settings
-from workflow import steps
-from workflow.steps import Step
+from common import steps
+from common.steps import Step
 
 _STATES = ("running", "queued", "failed")  # of shards in Slurm
 _COLUMNS = ("step", "", "done", *_STATES, "ETA")

@@ -22,7 +22,7 @@ COMMANDS = (
     "common.init", "demo",
     "corpus.blacklist", "corpus.scrape", "corpus.ingest", "corpus.clean", "corpus.dedup", "corpus.repeats",
     "corpus.decontaminate", "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index",
-    "corpus.sample", "corpus.show", "corpus.export", "corpus.remove",
+    "workflow.provenance.sample", "workflow.provenance.show", "corpus.export", "workflow.provenance.remove",
     "training.plan", "training.train", "training.evaluate", "training.generate", "training.trace", "training.probe",
     "training.kernels",
     "convert.merge_mp", "convert.verify", "convert.to_gguf", "convert.to_megatron", "convert.from_megatron",

@@ -1,6 +1,6 @@
 """Self-contained HTML pages: one look in light and dark, figures as SVG inside, nothing fetched from elsewhere.
 
-{% extends "base.html" %}{% block content %}…{% endblock %}     # report/template.html
+{% extends "base.html" %}{% block content %}…{% endblock %}     # workflow/report/template.html
 render("report", "template.html", title="results/demo", …)
 """
 

@@ -4,7 +4,7 @@ import gzip
 from pathlib import Path
 
 from common.files import read_json
-from demo.serve import Page, write_site
+from workflow.demo.serve import Page, write_site
 
 
 def write_real_site(shared: Path, folder: Path) -> int:

@@ -22,7 +22,7 @@ import yaml
 
 from common.commands import COMMANDS
 from convert.targets.megatron import write_v3
-from demo.serve import serve
+from workflow.demo.serve import serve
 from tests.conftest import ROOT
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import source_of
@@ -37,8 +37,8 @@ SKIPPED = {
     r"python -m tests\.training\.parity": "takes minutes; tests/training/test_parity.py runs it",
     r"python -m training\.train --config config\.yaml --model tiny parallel\.tensor=1": "the fixture trained it",
     r"python -m training\.train .*--name": "a variable of a loop; tests/training/test_train.py trains one",
-    r"python -m demo$": "runs everything; tests/workflow/test_all.py does that",
-    r"python -m demo\.serve --site \S+$": "serves until Ctrl-C; tests/demo/test_serve.py does that",
+    r"python -m workflow.demo$": "runs everything; tests/workflow/test_all.py does that",
+    r"python -m workflow.demo\.serve --site \S+$": "serves until Ctrl-C; tests/workflow/demo/test_serve.py does that",
     r".*scrape\.resolve=.*127\.0\.0\.1:8080": "8080 may be taken; tests/corpus/scrape/test_main.py uses a free port",
     r"python -m corpus\.merge_index .*--shards 1000": "needs 1,000 shards; tests/corpus/test_merge_index.py has three",
     r"python -m corpus\.train_tokenizer .*(32000|8000)": "too little text; tests/corpus/test_train_tokenizer.py",
@@ -48,16 +48,16 @@ SKIPPED = {
     r"python -m cluster\.logs": "needs a submitted job; tests/cluster/test_local.py has some",
     r"python -m cluster\.job_end": "a batch script runs it; tests/cluster/test_job_end.py does",
     r"python -m convert\.from_megatron": "needs a new model; tests/convert/test_from_megatron.py has one",
-    r"python -m demo\.build": "takes seconds; tests/demo/test_build.py runs it",
+    r"python -m workflow.demo\.build": "takes seconds; tests/workflow/demo/test_build.py runs it",
     r"python -m training\.kernels build": "needs nvcc; tests/training/kernels/test_main.py has a stand-in",
     r"python -m training\.probe": "measures for seconds; tests/training/test_probe.py runs it",
     r"python -m cluster\.preflight": "two processes; tests/training/launch/test_preflight.py starts them",
     r"python -m cluster\.autotune": "measures for minutes; tests/cluster/test_autotune.py does that",
     r"python -m corpus\.blacklist .*(xz|RS_)": "tests/corpus/test_blacklist.py has dumps",
     r"python -m training\.evaluate .*--tasks": "needs lm_eval; tests/training/evaluation/test_harness.py has tasks",
-    r"python -m training\.trace .*--(url|domain|ids) ": "other pages; tests/training/test_trace.py has some",
+    r"python -m training\.trace .*--(url|domain|ids) ": "other pages; tests/workflow/provenance/test_trace.py has some",
     r"python -m corpus\.dedup (signatures|bands|verify|clusters|filter)": "tests/corpus/dedup/test_main.py does it",
-    r"python -m demo\.serve .*-- curl": "curl may be absent; tests/demo/test_serve.py runs another command",
+    r"python -m workflow.demo\.serve .*-- curl": "curl may be absent; tests/workflow/demo/test_serve.py runs another command",
     r"torchrun (?!.*train\.iterations=300)": "another of them runs",
 }
 OWN_PROCESS = ("training.train", "cluster.submit")
@@ -180,7 +180,7 @@ def test_the_examples_run(finished_run: Path, tmp_path: Path, monkeypatch: pytes
             folder, ignored = tmp_path / str(number), shutil.ignore_patterns(*SHARED)
             shutil.copytree(prepared, folder, symlinks=True, ignore=ignored)
             for name in SHARED:
-                if any(" corpus.remove " in command for command in commands):  # it changes the run
+                if any(" workflow.provenance.remove " in command for command in commands):  # it changes the run
                     shutil.copytree(prepared / name, folder / name, symlinks=True)
                 else:
                     (folder / name).symlink_to(prepared / name)

@@ -18,9 +18,9 @@ ALLOWED = {
     "convert": {"training"},
     "cluster": {"training", "workflow"},
     # the table of steps is for everyone who shows them; the rest of workflow is Snakemake's
-    "report": {"workflow.steps", "corpus.index"},
-    "cards": {"training", "report", "workflow.steps", "corpus.index", "corpus.scrape.opt_outs"},
-    "demo": {"report", "workflow.steps"},
+    "report": {"common.steps", "corpus.index"},
+    "cards": {"training", "report", "common.steps", "corpus.index", "corpus.scrape.opt_outs"},
+    "demo": {"report", "common.steps"},
     "workflow": set[str](),
     # Snakemake finds its plugins by the names of these packages
     "snakemake_executor_plugin_slurm_batch": {"cluster"},
@@ -28,10 +28,10 @@ ALLOWED = {
 }
 # these show what a run did, so that they need the table of steps, too
 SHOWING = {
-    "corpus.sample": {"workflow.steps"},
-    "corpus.show": {"workflow.steps"},
+    "workflow.provenance.sample": {"common.steps"},
+    "workflow.provenance.show": {"common.steps"},
     # a takedown asks which checkpoints have read a document
-    "corpus.remove": {"workflow.steps", "training.trace", "training.model_folder"},
+    "workflow.provenance.remove": {"common.steps", "training.trace", "training.model_folder"},
 }
 
 

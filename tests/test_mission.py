@@ -30,7 +30,7 @@ from corpus.dedup.shingles import MinHasher, codes, shingle_hash
 from corpus.extract.extractors import extract, load_extractors
 from corpus.index import IndexedDataset
 from corpus.urls import hosts
-from demo import __main__ as demo
+from workflow.demo import __main__ as demo
 from tests.cluster.helpers import settings
 from tests.convert.encoded import assert_equal, truth
 from tests.convert.test_every_origin import megatron

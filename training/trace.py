@@ -337,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(line)
     if not some:
         what = arguments.url or arguments.domain or arguments.ids
-        raise InputError(f"{what}: no document of {' and '.join(map(str, trace.prefixes))}; corpus.show tells why")
+        raise InputError(f"{what}: no document of {' and '.join(map(str, trace.prefixes))}; workflow.provenance.show tells why")
     return 0
 
 

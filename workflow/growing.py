@@ -11,7 +11,7 @@ from common.config import load_settings
 from common.errors import ConfigError
 from common.files import sha256
 from common.settings import Settings
-from workflow import steps
+from common import steps
 
 
 def known(step: str, settings: Settings) -> list[Path]:

@@ -18,7 +18,7 @@ from common.console import note
 from common.files import REMOVED_IDS
 from common.settings import Settings
 from common.settings.section import changes
-from workflow import steps
+from common import steps
 
 _LONGEST = 100  # characters of a changed key
 

@@ -158,7 +158,7 @@ def check_takedown(settings: Settings) -> None:
     """Raise ConfigError if documents have left only a part of the run."""
     for record in sorted((settings.run / REMOVED_IDS.parent).glob("*.json")):
         if read_json(record)["state"] != "done":
-            raise ConfigError(f"{record}: not finished; python -m corpus.remove --run {settings.run} --yes finishes it")
+            raise ConfigError(f"{record}: not finished; python -m workflow.provenance.remove --run {settings.run} --yes finishes it")
 
 
 def _crawl_layout(settings: Settings) -> Path:

@@ -19,7 +19,7 @@ from cluster.corpus_jobs.batches import Request, Shard, Task
 from common.console import text_table
 from common.settings import ClusterSettings, Settings, SiteSettings
 from workflow import snakefile
-from workflow.steps import rule_key
+from common.steps import rule_key
 
 IDLE = 3.0  # seconds without news after which jobs wait for no others
 _MOST = 3  # times the first attempt's memory: a job that needs more has another fault

@@ -23,7 +23,7 @@ MARK = "dropped_by"
 _MARKED = f'"{MARK}":'.encode()
 
 REMOVED_IDS = Path("takedown/ids.txt")
-"""Below a run: the ids of documents that `corpus.remove` has removed; no step takes them in again."""
+"""Below a run: the ids of documents that `workflow.provenance.remove` has removed; no step takes them in again."""
 
 LONGEST_LINE = 60_000_000  # bytes; a step takes up to 30 times as much for a document, and the rules ask for 2 GB
 _DEEPEST = 100  # levels; orjson writes 254, pickle fewer than 1,000

@@ -61,7 +61,7 @@ class Row(NamedTuple):
     number: int
     """Its number in the dataset."""
     id: str
-    """16 hex digits; REMOVED of a document that `corpus.remove` has removed."""
+    """16 hex digits; REMOVED of a document that `workflow.provenance.remove` has removed."""
     url: str
     """Empty if it has none."""
     shard: str

@@ -13,7 +13,7 @@ from benchmarks.extract import Score, overall, score
 from benchmarks.harness import Contender, Timed, compare
 from common.errors import JobError
 from common.files import write_json
-from demo.pages import Host, page_html
+from workflow.demo.pages import Host, page_html
 from tests.conftest import Command
 from tests.helpers import prose, run_main
 

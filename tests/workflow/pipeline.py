@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from demo.build import build_site
+from workflow.demo.build import build_site
 from tests.conftest import ROOT
 from tests.helpers import prose, wait_for
 from tests.slurm.lab.processes import alive
@@ -60,11 +60,11 @@ def configure(folder: Path, **more: object) -> None:
 
 
 def build(folder: Path) -> None:
-    """Set up a folder and run `python -m demo` in it; see the fixture `finished_run`."""
+    """Set up a folder and run `python -m workflow.demo` in it; see the fixture `finished_run`."""
     chapters = {f"Chapter {number}": "\n\n".join(paragraphs(number)) for number in range(CHAPTERS)}
     build_site(chapters, folder / "site")
     configure(folder)
-    (folder / "stdout").write_text(finish([sys.executable, "-m", "demo"], folder))
+    (folder / "stdout").write_text(finish([sys.executable, "-m", "workflow.demo"], folder))
 
 
 def start(command: Sequence[str], folder: Path, **env: str) -> "subprocess.Popen[str]":

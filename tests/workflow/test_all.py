@@ -1,4 +1,4 @@
-"""The whole pipeline, from URLs to generated text: `python -m demo` on a small site and a smaller model."""
+"""The whole pipeline, from URLs to generated text: `python -m workflow.demo` on a small site and a smaller model."""
 
 import shutil
 import sys
@@ -14,7 +14,7 @@ from tests.workflow import pipeline
 from training.inference.load import load_model
 
 pytestmark = pytest.mark.xdist_group("finished_run")  # so that one worker waits for it, not all
-DEMO = (sys.executable, "-m", "demo")
+DEMO = (sys.executable, "-m", "workflow.demo")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from common.config import with_overrides
 from common.files import fingerprint
 from common.settings import Experiment, Section, Settings
 from tests.workflow.pipeline import LINKED, ROOT, planned, snakemake
-from workflow import steps
+from common import steps
 
 BASE: dict[str, Any] = {
     "run": "results/x",

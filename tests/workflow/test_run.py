@@ -11,7 +11,7 @@ import pytest
 
 from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset
-from report.funnel import funnel
+from workflow.report.funnel import funnel
 from tests.helpers import read_shard
 from tests.workflow import pipeline
 from tests.workflow.pipeline import CHAPTERS, DATASET, configure, corpus_bytes, kill_tree, paragraphs

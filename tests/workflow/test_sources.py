@@ -6,7 +6,7 @@ import orjson
 
 from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset
-from report.funnel import funnel
+from workflow.report.funnel import funnel
 from tests.helpers import prose
 from tests.workflow.pipeline import DATASET, configure, finish, snakemake
 

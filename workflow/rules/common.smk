@@ -12,7 +12,7 @@ from workflow import growing, snakefile
 from corpus.index import content_of
 from common.files import REMOVED_IDS, find_inputs, sha256, shard_name
 from training.planning.fit import prepare
-from workflow import steps
+from common import steps
 
 settings = snakefile.read_settings(workflow)
 RUN = settings.run

@@ -66,7 +66,7 @@ rule scrape:
         stats=stats("scrape"),
         # A recorded site is served on loopback while the step runs; demo.serve replaces ADDRESS by ip:port.
         serve=(
-            f"python -m demo.serve --site {quote(str(settings.site))} --"
+            f"python -m workflow.demo.serve --site {quote(str(settings.site))} --"
             if settings.site
             else ""
         ),

@@ -13,4 +13,4 @@ rule demo_site:
     params:
         folder=RUN / "site",
     shell:
-        "python -m demo.build --output {params.folder:q} > {log:q} 2>&1"
+        "python -m workflow.demo.build --output {params.folder:q} > {log:q} 2>&1"

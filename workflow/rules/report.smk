@@ -28,7 +28,7 @@ rule report:
     params:
         run=RUN,
     shell:
-        'python -m report --run {params.run:q} --config "$URLS_TO_GPT2_SETTINGS" --output {output.page:q} > {log:q} 2>&1'
+        'python -m workflow.report --run {params.run:q} --config "$URLS_TO_GPT2_SETTINGS" --output {output.page:q} > {log:q} 2>&1'
 
 
 # Dataset card, Croissant metadata, and per trained model a model card and the public summary of training content. No part
@@ -52,4 +52,4 @@ rule cards:
     params:
         run=RUN,
     shell:
-        "python -m cards --run {params.run:q} > {log:q} 2>&1"
+        "python -m workflow.cards --run {params.run:q} > {log:q} 2>&1"

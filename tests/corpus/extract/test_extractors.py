@@ -6,7 +6,7 @@ from lxml.etree import tostring
 from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.extract.extractors import MAX_TAGS, Extracted, Extractor, HtmlPage, extract, load_extractors
-from demo.pages import Host, page_html
+from workflow.demo.pages import Host, page_html
 from tests.helpers import prose
 
 HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "blog")

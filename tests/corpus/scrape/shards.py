@@ -7,7 +7,7 @@ from typing import Any
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.scrape.__main__ import scrape
-from demo.pages import Host, page_html
+from workflow.demo.pages import Host, page_html
 from tests import rude_server as rude
 from tests.helpers import prose
 from tests.rude_server import Behaviour, Server, redirect, reply

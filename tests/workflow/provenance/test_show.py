@@ -1,0 +1,90 @@
+"""One document through all steps of a run."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from common.config import load_settings
+from common.errors import InputError
+from common.tokenizer import Tokenizer, vocabulary_files
+from workflow.provenance import show as module
+from corpus.index import IndexedDataset
+from workflow.provenance.sample import read_any
+from tests.helpers import called, read_shard
+
+
+@pytest.fixture
+def shown(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> "Show":
+    monkeypatch.chdir(finished_run)
+    return Show(Path("results/x"))
+
+
+class Show:
+    def __init__(self, run: Path) -> None:
+        self.run, self.settings = run, load_settings(run / "config.yaml")
+
+    def __call__(self, wanted: str) -> str:
+        return "\n".join(module.show(self.run, self.settings, wanted))
+
+
+def test_the_tokens_of_every_document_are_its_text(shown: Show) -> None:
+    tokenizer = Tokenizer(vocabulary_files())
+    dataset = IndexedDataset(shown.run / "dataset/corpus_text_document")
+    kept = 0
+    for shard in sorted((shown.run / "dedup").glob("*.jsonl.zst")):
+        for document in read_shard(shard):
+            text = shown(document["id"])
+            spans = re.findall(r"document ([\d,]+), tokens ([\d,]+) to ([\d,]+)", text)
+            if not spans:
+                assert re.search(r"^tokenize +dropped by tokenize: short \(\d+ tokens\)$", text, re.MULTILINE)
+                continue
+            number, first, last = (int(figure.replace(",", "")) for figure in spans[-1])
+            assert number == kept and "decoded, they are the text" in text and "DIFFER" not in text
+            assert tokenizer.decode(dataset.tokens[first:last].tolist()) == document["text"]
+            kept += 1
+    assert kept == dataset.n_documents
+
+
+def test_documents_that_tokenize_drops_have_no_place_among_the_tokens(shown: Show, tmp_path: Path) -> None:
+    shutil.copytree(shown.run, tmp_path / "x", ignore=shutil.ignore_patterns("models", "merged", "dataset"))
+    shard, tokens = tmp_path / "x/dedup/0000.jsonl.zst", tmp_path / "x/tokens"
+    documents = read_shard(shard)
+    lengths = sorted(IndexedDataset(tokens / "0000_text_document").lengths.tolist())
+    least = f"tokenize.min_tokens={lengths[len(lengths) // 2]}"
+    outputs = ("--output-prefix", tokens / "0000", "--rejects", tokens / "rejects/0000.jsonl.zst")
+    assert called("corpus.tokenize", "--input", shard, *outputs, least).returncode == 0
+    texts = [Show(tmp_path / "x")(document["id"]) for document in documents]
+    dropped = ["dropped by tokenize" in text for text in texts]
+    assert False in dropped[dropped.index(True) :], "one is kept after one that is dropped"
+    assert [("decoded, they are the text" in text) for text in texts] == [not drop for drop in dropped]
+
+
+def test_every_dropped_document_and_url_ends_with_its_reason_and_a_url_reads_one_shard_per_step(
+    shown: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step, folder in (("scrape", "pages/rejects"), ("clean", "clean/rejects"), ("dedup", "dedup/removed")):
+        for path in sorted((shown.run / folder).glob("*.jsonl.zst")):
+            for document in read_any(path):
+                if document["reason"] != "duplicate":  # the URL is kept, too
+                    opened: list[Path] = []
+                    monkeypatch.setattr(module, "read_any", lambda p, o=opened: o.append(p) or read_any(p))
+                    text = shown(document["url"])
+                    assert re.search(rf"^{step} +dropped by {step}: {document['reason']}", text, re.MULTILINE)
+                    assert {p.name for p in opened} <= {path.name, "all.jsonl.zst"}
+                    assert document.get("survivor", "") in text
+
+
+def test_a_prefix_is_enough_and_what_is_missing_is_named(shown: Show, tmp_path: Path) -> None:
+    document = read_shard(shown.run / "dedup/0001.jsonl.zst")[0]
+    assert shown(document["id"][:9]) == shown(document["id"]) == shown(document["url"])
+    for wanted, said in (("f" * 16, "has this id"), ("http://no.example/x", "has this URL"), ("a/b", "not a URL")):
+        with pytest.raises(InputError, match=said):
+            shown(wanted)
+    shutil.copytree(shown.run, tmp_path / "x", ignore=shutil.ignore_patterns("models", "merged", "*.warc.gz"))
+    os.remove(tmp_path / "x/tokens/0001_text_document.idx")
+    assert "not done yet; last seen in dedup/0001.jsonl.zst" in Show(tmp_path / "x")(document["id"])
+    os.remove(tmp_path / "x/dedup/0001.jsonl.zst")
+    assert "not done yet; last seen in clean/0001.jsonl.zst" in Show(tmp_path / "x")(document["id"])

@@ -1,0 +1,115 @@
+"""Each section says what the files of the run say."""
+
+from pathlib import Path
+
+import pytest
+
+from workflow.report.__main__ import render
+from workflow.report.layout import comparisons
+from workflow.report.models import trained_models
+from workflow.report.timing import Job, Work, timeline
+from tests.workflow.report.fake_run import BEGAN, finished_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished_run(tmp_path_factory.mktemp("run") / "mine")
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> str:
+    return render(run)
+
+
+def section(page: str, name: str) -> str:
+    return page.partition(f'<section id="{name}"')[2].partition("</section>")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (
+            "overview",
+            (
+                *("2023-11-14 22:15", "51.6 s", "<dd>80,000</dd>", "<dd>409,600</dd>", "<dd>4.5000</dd>"),
+                *("<dt>epochs</dt><dd>3.20</dd>", "<dt>bits per byte</dt><dd>2.5200</dd>"),
+                '<blockquote class="sample"><b>Once &lt;upon&gt;</b> a &lt;b&gt;time&lt;/b&gt; there was.',
+            ),
+        ),
+        (
+            "funnel",
+            (
+                *("clean: 182 of 190 documents kept (95.8%), 164 kB", "8 short", "kept (100.0%), 80,000 tokens"),
+                *("6 timeout</span>", "scrape%2C200%2C190%2C95.0%2C%2C171000%2C%226%20timeout%2C%204%20http_404%22%0A"),
+            ),
+        ),
+        (
+            "corpus",
+            (
+                *(
+                    '<th scope="row">h1.example</th><td>10</td><td>4</td><td>6</td>',
+                    "similarity 0.81",
+                    "a &lt;copy&gt;",
+                ),
+                "<td>1 Ki</td><td>2</td>",
+            ),
+        ),
+        ("layout", ("activations 0.093", "layout  one &lt;process&gt;")),
+        ("checkpoint", ("8,551,096", "2d" * 16, "within 6.7e-06", "3 of 3 compared are equal")),
+        (
+            "results",
+            (
+                *("perplexity 90.02", "training loss, last interval"),
+                '<td class="words">acc</td><td>0.3125</td><td>0.0065</td><td>5,153</td></tr>',
+                '<td class="words">word_perplexity</td><td>37.3700</td><td></td><td>62</td></tr>',
+            ),
+        ),
+        (
+            "samples",
+            (
+                '<blockquote class="sample"><b>Once &lt;upon&gt;</b> a &lt;b&gt;time&lt;/b&gt; there was.</blockquote>',
+                "<details><summary>tiny: 1 of 3 8-grams stand in the training data (33.3%)</summary>",
+                "8 tokens &#39; &lt;b&gt;time&#39;: https://a.example/x, first read in iteration 7</li>",
+            ),
+        ),
+    ],
+)
+def test_a_section_says_what_the_files_say(page: str, name: str, parts: tuple[str, ...]) -> None:
+    for part in parts:
+        assert part in section(page, name), part
+
+
+def test_the_same_files_give_the_same_bytes(page: str, run: Path) -> None:
+    assert render(run) == page
+
+
+def test_the_plan_stands_beside_what_was_used(run: Path) -> None:
+    (model,) = trained_models(run)
+    rows = {name: (planned, used) for name, planned, used in comparisons(model)}
+    assert rows["layout"] == ("tensor 2", "tensor 2 used")
+    assert rows["memory per process"] == ("0.24 GiB", "0.38 GiB at most")
+    assert rows["tokens per second"][0] == "15,000"
+    assert rows["starts"] == ("1", "2")
+
+
+def test_the_timeline_is_that_of_the_logs(run: Path) -> None:
+    works = {work.name: work for work in timeline(run, trained_models(run))}
+    assert works["blacklist"].started == BEGAN and [job.label for job in works["scrape"].jobs] == ["0000", "0001"]
+    assert works["train tiny"].started == BEGAN + 61 and works["train tiny"].ended == BEGAN + 100
+    assert works["train tiny"].jobs[0].seconds == pytest.approx(200 * 0.0805), "until its last iteration that was kept"
+    merge = works["merge tiny"]
+    assert (merge.started, merge.ended, merge.memory_mb) == (BEGAN + 100, BEGAN + 104, 512)
+    assert [job.label for job in works["dedup_bands"].jobs] == ["3"]
+    assert works["scrape"].spread is None, "two have no median"
+    jobs = [Job(str(number), seconds, None, 9) for number, seconds in enumerate((3, 1, 9, 2, 4))]
+    assert Work("clean", jobs).spread == (3, jobs[2])
+
+
+def test_logs_of_failed_attempts_and_of_shards_that_are_gone_are_left_out(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path / "run", shards=3)
+    logs = folder / "logs/clean"
+    (logs / "0000.attempt1.log").write_text((logs / "0000.log").read_text())
+    (logs / "0001.log").write_text("error: no such file\n")
+    works = {work.name: work for work in timeline(folder, [], shards=2)}
+    assert [job.label for job in works["clean"].jobs] == ["0000"]
+    assert [job.label for job in works["dedup_bands"].jobs] == ["3"]  # a part of all shards

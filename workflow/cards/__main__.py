@@ -1,0 +1,128 @@
+"""Write the cards of a finished run: what its corpus and its models were made of, for where they are published.
+
+    python -m workflow.cards --run results/demo
+    python -m corpus.export --input results/demo/dedup --output-dir parquet
+    python -m workflow.cards --run results/demo --documents parquet/*.parquet --output-dir parquet
+
+Writes README.md, a dataset card, and croissant.json; for each trained model models/NAME/README.md, a model card, and
+models/NAME/training_content.md, the European Commission's public summary of training content. All are in RUN/cards or
+--output-dir. --documents names exported files to describe instead of the run's own. Every figure comes from the run's
+files; what only a person can say reads TO BE FILLED IN.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from workflow.cards.content import read_content
+from common import cli, page
+from common.config import load_settings
+from common.errors import InputError
+from common.files import REMOVED_IDS, expand_inputs, read_json, removed_ids, sha256, shard_paths, write_text
+from common.settings import Settings
+from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
+from workflow.report.funnel import funnel
+from workflow.report.models import Model, trained_models
+from training.trace import Trace
+from common import steps as table
+
+_OPT_OUTS = {"robots", "robots_unreachable", "crawl_delay"} | ROBOTS_REASONS | TDM_REASONS
+
+
+def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
+    """What a run's statistics say about its corpus; `documents` are those left to tokenize, None if not counted."""
+    steps = {step.name: step for step in funnel(run, settings)}
+    last = [step for step in table.configured(settings) if step.unit == "documents" and step.file.endswith(".zst")]
+    documents = steps.get(last[-1].name) if last else None
+    kept = documents.kept_by.items() if documents else ()
+    read = [steps[name] for name in ("scrape", "ingest") if name in steps]
+    paths = (path for step in read for path in table.named(step.name).statistics(run, settings.shards))
+    return {
+        "name": run.resolve().name,
+        "settings": settings,
+        "steps": steps,
+        "documents": documents,
+        "shards": shard_paths(run / last[-1].folder, settings.shards, ".jsonl.zst") if last else [],
+        "languages": sorted((code, found) for (key, code), found in kept if key == "detected_language"),
+        "opt_outs": [(reason, count) for step in read for reason, count in step.reasons if reason in _OPT_OUTS],
+        "removed": len(removed_ids([run / REMOVED_IDS])),
+        "fetched": [found for path in paths if (found := read_json(path).get("fetch_dates"))],
+    }
+
+
+def model_facts(trace: Trace, model: Model, own: Path) -> dict[str, Any]:
+    """What a model's folder and its data say about its training; `own` is the dataset of its run."""
+    experiment, datasets = trace.settings.experiment(model.name), []
+    for number, prefix in enumerate(trace.prefixes):
+        epoch, taken = trace.order(number, 0).epoch, trace.blend.taken(trace.consumed, number)
+        found = {"name": _name(prefix), "tokens": int(epoch.ends[-1]), "passes": taken / len(epoch.samples)}
+        datasets.append({**found, "own": prefix.resolve() == own.resolve()})
+    evaluated = ", ".join(_name(Path(each)) for each in (model.evaluation or {}).get("data", "").split(", "))
+    return {
+        **experiment.model.model_dump(),
+        "title": model.name,
+        "parameters": experiment.model.parameters,
+        "n_positions": trace.seq_len,
+        "iteration": trace.trained,
+        "samples": trace.consumed,
+        "split": trace.train.split,
+        "experiment": experiment,
+        "datasets": datasets,
+        "evaluation": model.evaluation and {**model.evaluation, "dataset": evaluated},
+    }
+
+
+def _name(prefix: Path) -> str:
+    """What a dataset is called: its run, or its own name if no run of the DAG made it."""
+    return prefix.parents[1].name if prefix.parent.name == "dataset" else prefix.name
+
+
+def write_cards(run: Path, output: Path, documents: Sequence[Path] = (), *, sme: bool = False) -> list[Path]:
+    """Write the cards that the run has facts for; returns the files. Raises InputError if it has none."""
+    written = dict[str, str]()
+    if not (path := run / "config.yaml").is_file():
+        raise InputError(f"{path}: no such file; --run names the `run` folder of a configuration")
+    settings = load_settings(path)
+    facts, foreign = corpus_facts(run, settings), settings.model_copy(update={"urls": [], "sources": []})
+    if facts["documents"]:
+        files = documents or facts["shards"]
+        with ThreadPoolExecutor() as pool:
+            hashed = list(zip(files, pool.map(sha256, files), strict=True))
+        facts["files"] = [(os.path.relpath(file, output), file, digest) for file, digest in hashed]
+        for name, template in (("README.md", "dataset_card.md"), ("croissant.json", "croissant.json")):
+            written[name] = page.render("workflow.cards", template, **facts)
+    for model in trained_models(run):
+        trace = Trace(run / "models" / model.name)
+        found = model_facts(trace, model, run / settings.dataset_prefix.relative_to(settings.run))
+        about = facts if any(dataset["own"] for dataset in found["datasets"]) else corpus_facts(run, foreign)
+        content = read_content(trace, 5, 1000) if sme else read_content(trace, 10)  # the template, section 2.3
+        found = about | found | {"content": content, "sme": sme}
+        written[f"models/{model.name}/README.md"] = page.render("training.huggingface", "model_card.md", **found)
+        written[f"models/{model.name}/training_content.md"] = page.render("workflow.cards", "training_content.md", **found)
+    if not written:
+        raise InputError(f"{run}: has no statistics of documents and no trained model yet")
+    for name, text in written.items():
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        write_text(output / name, text + "\n")
+    return [output / name for name in written]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("workflow.cards", __doc__)
+    parser.add_argument("--run", type=cli.input_path, required=True, metavar="DIR", help="`run` of a configuration")
+    parser.add_argument("--documents", type=cli.any_files, nargs="+", metavar="PATH", help="exported documents")
+    parser.add_argument("--output-dir", type=cli.output_folder, metavar="DIR", help="folder of the cards (RUN/cards)")
+    parser.add_argument("--sme", action="store_true", help="fewer domains, as small and medium enterprises may list")
+    arguments = parser.parse_args(argv)
+    documents = expand_inputs(arguments.documents, "files") if arguments.documents else []
+    output = arguments.output_dir or arguments.run / "cards"
+    print("\n".join(map(str, write_cards(arguments.run, output, documents, sme=arguments.sme))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,162 @@
+"""Look at documents that a step kept or dropped: a random sample of some shards, the same each time.
+
+    python -m workflow.provenance.sample results/demo/clean/0000.jsonl.zst --n 5
+    python -m workflow.provenance.sample results/demo/clean --reason language --n 20
+    python -m workflow.provenance.sample results/demo/clean --domain corner.example --before
+
+PATH is a shard, a file of rejects, or a step's folder. --dropped, and --reason, read the rejects beside the shards.
+Chosen are the documents with the smallest hashes of id and --seed, in memory for N documents. --before shows which
+lines the step changed, from the earlier steps of the same run.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from difflib import unified_diff
+from heapq import nsmallest
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import orjson
+import xxhash
+
+from common import cli
+from common.errors import EmptyResultError, InputError
+from common.files import MARK, Document, read_json_lines
+from corpus.urls.url import parse_url
+from common import steps
+
+_REJECTS = ("rejects", "removed")  # folders; the second is dedup's
+_CHARACTERS = 300  # shown of a text
+_WIDTH, _LINES = 110, 20  # of a diff
+
+
+def read_any(path: Path) -> Iterator[Document]:
+    """The documents of a shard or of rejects, of which a scrape's have only a URL. Raises InputError."""
+    for number, line in enumerate(read_json_lines(path), start=1):
+        try:
+            found = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            found = None
+        if not isinstance(found, dict):
+            raise InputError(f"{path}:{number}: not a JSON object; name a shard of documents or rejects")
+        yield found
+
+
+def rejects_beside(shard: Path) -> list[Path]:
+    """The file of the documents that were dropped from a shard, if there is one."""
+    return [path for name in _REJECTS if (path := shard.parent / name / shard.name).is_file()]
+
+
+def files_of(path: Path, dropped: bool) -> list[Path]:
+    """The files to read for a shard, rejects or a folder. Raises InputError if there are none."""
+    if path.is_dir():
+        folders = [path / name for name in _REJECTS] if dropped else [path]
+        files = sorted(found for folder in folders for found in folder.glob("*.jsonl.zst"))
+    else:
+        files = (rejects_beside(path) if dropped else []) or [path]
+    if not files or not files[0].is_file():
+        what = "rejects" if dropped else "shards (*.jsonl.zst)"
+        raise InputError(f"{path}: no {what} here; name a step's file or folder")
+    return files
+
+
+def matches(document: Document, reason: str, domain: str, name: str) -> bool:
+    """Whether a document was dropped for a reason, comes from a domain, and has an id that begins so."""
+    if domain:
+        try:
+            host = parse_url(str(document.get("url"))).host
+        except ValueError:
+            return False
+        if not f".{host}".endswith(f".{domain}"):
+            return False
+    return reason in ("", document.get("reason")) and str(document.get("id", "")).startswith(name)
+
+
+def texts_before(shard: Path, names: set[str]) -> dict[str, str]:
+    """The texts of documents before a step of a run, from the nearest earlier step that has them."""
+    folder = shard.parent.parent if shard.parent.name in _REJECTS else shard.parent
+    folders = list(dict.fromkeys(step.folder for step in steps.CORPUS if step.unit))
+    earlier = folders[: folders.index(folder.name)] if folder.name in folders else []
+    found: dict[str, str] = {}
+    for path in (folder.parent / name / shard.name for name in reversed(earlier)):
+        if path.is_file() and names - found.keys():
+            found |= {d["id"]: d["text"] for d in read_any(path) if d["id"] in names - found.keys()}
+    return found
+
+
+def plain(text: str, width: int = _CHARACTERS) -> str:
+    """The beginning of a text on one line, without control characters."""
+    return shorten("".join(c if c.isprintable() else " " for c in text[: 4 * width]), width, placeholder=" …")
+
+
+def fate(document: Document) -> str:
+    """`kept`, or by which step and why a document was dropped."""
+    if MARK not in document:
+        return "kept"
+    survivor = f", a duplicate of {document['survivor']}" if "survivor" in document else ""
+    finding = document.get("finding") or (f"{document['tokens']} tokens" if "tokens" in document else "")
+    return f"dropped by {document[MARK]}: {document['reason']}{f' ({finding})' if finding else ''}{survivor}"
+
+
+def _described(document: Document, before: str | None) -> Iterator[str]:
+    yield f"{document.get('id', '-')}  {plain(str(document.get('url') or ''))}\n  {fate(document)}"
+    text = document.get("text", before or "")
+    if before is None or before == text:
+        yield f"  {'' if before is None else 'unchanged: '}{plain(text)}"
+        return
+    changes = list(unified_diff(before.splitlines(), text.splitlines(), n=0, lineterm=""))[2:]
+    changed = [line for line in changes if not line.startswith("@@")]
+    yield f"  {len(before):,} -> {len(text):,} characters, {len(changed)} changed lines"
+    yield from (f"  {line[0]} {plain(line[1:], _WIDTH)}" for line in changed[:_LINES])
+
+
+def sample(files: Sequence[Path], n: int, seed: int, **chosen: str) -> list[tuple[Path, Document]]:
+    """Up to `n` of the documents that match, each with its file. Raises EmptyResultError if there are none."""
+    found = ((path, document) for path in files for document in read_any(path) if matches(document, **chosen))
+
+    def order(item: tuple[Path, Document]) -> tuple[int, str]:
+        name = str(item[1].get("id") or item[1].get("url"))
+        return xxhash.xxh3_64_intdigest(f"{seed} {name}".encode()), name
+
+    if not (smallest := nsmallest(n, found, key=order)):
+        raise EmptyResultError(f"{files[0]}{' …' if len(files) > 1 else ''}: no such document")
+    return smallest
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("workflow.provenance.sample", __doc__)
+    parser.add_argument("path", type=cli.input_path, metavar="PATH", help="shard, rejects, or a step's folder")
+    parser.add_argument("--n", type=cli.positive_int, default=10, metavar="N", help="how many (default 10)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="another seed, another sample")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--kept", action="store_true", help="kept documents (default)")
+    kind.add_argument("--dropped", action="store_true", help="dropped documents")
+    parser.add_argument("--reason", default="", metavar="R", help="only those dropped for this reason")
+    parser.add_argument("--domain", default="", metavar="D", help="only those of this host and the ones below it")
+    parser.add_argument("--id", default="", metavar="ID", help="only those whose id begins so")
+    parser.add_argument("--before", action="store_true", help="also show what the step changed")
+    parser.add_argument("--json", action="store_true", help="JSON lines, with `before` if asked for")
+    arguments = parser.parse_args(argv)
+    if arguments.kept and arguments.reason:
+        parser.error("--reason is for dropped documents")
+    files = files_of(arguments.path, arguments.dropped or bool(arguments.reason))
+    chosen = {"reason": arguments.reason, "domain": arguments.domain.lower(), "name": arguments.id}
+    found = sample(files, arguments.n, arguments.seed, **chosen)
+    before: dict[str, str] = {}
+    if arguments.before:
+        for path in {path for path, _ in found}:
+            before |= texts_before(path, {d["id"] for shard, d in found if shard == path and "id" in d})
+    for _, document in found:
+        old = before.get(document.get("id", ""))
+        if arguments.json:
+            more: dict[str, Any] = {} if old is None else {"before": old}
+            print(orjson.dumps({**document, **more}).decode())
+        else:
+            print("\n".join(_described(document, old)), end="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,183 @@
+"""Show one document through all steps of a run: where it came from, what each step did to it, where its tokens are.
+
+    python -m workflow.provenance.show 302544148050df60 --run results/demo
+    python -m workflow.provenance.show https://corner.example/archiv-bei-nacht --run results/demo
+
+A URL, or the id of a document or its beginning. A URL names its shard, and a document of existing text has the shard
+that its id names; other ids are looked for shard by shard. After that, one shard per step is read.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import cli
+from common.config import load_settings
+from common.errors import InputError
+from common.files import MARK, Document, read_lines, shard_name
+from common.settings import Settings
+from common.tokenizer import Tokenizer, vocabulary_files
+from corpus.index import IndexedDataset, suffixed
+from corpus.index.documents import DocumentTable
+from workflow.provenance.sample import fate, plain, read_any, rejects_beside
+from corpus.urls.rules import UrlRules
+from corpus.urls.url import document_id
+from common import steps
+
+_FIRST = ("blacklist", "scrape", "ingest")  # where documents come from
+
+
+@dataclass(frozen=True)
+class Found:
+    """A document in a file of a step."""
+
+    document: Document
+    path: Path
+    number: int
+    """Documents before it in that file: 0 for the first."""
+
+
+def find(paths: Sequence[Path], name: str) -> Found | None:
+    """The first document whose id begins so; a dropped URL has no id, but one follows from it."""
+    for path in filter(Path.is_file, paths):
+        for number, document in enumerate(read_any(path)):
+            if _id(document).startswith(name):
+                return Found(document, path, number)
+    return None
+
+
+def _id(document: Document) -> str:
+    try:
+        return str(document.get("id") or document_id(str(document["url"])))
+    except ValueError:  # not a URL
+        return ""
+
+
+def _files(run: Path, step: steps.Step, shard: int) -> list[Path]:
+    """The file of a shard that a step keeps, and that of its rejects; they need not exist."""
+    if step.name == "blacklist":
+        return [run / step.rejects]
+    path = run / step.folder / f"{shard_name(shard)}.jsonl.zst"
+    return [path, *rejects_beside(path)]
+
+
+def _url_line(path: Path, name: str) -> int:
+    """The number of the line in a list with the URL of this document; 0 if there is none."""
+    lines = enumerate(read_lines(path), start=1) if path.is_file() else ()
+    return next((number for number, url in lines if _id({"url": url.decode("utf-8", "replace")}) == name), 0)
+
+
+def locate(run: Path, settings: Settings, wanted: str) -> tuple[str, int]:
+    """The id of a document, and its shard. Raises InputError if no step of the run has seen it."""
+    shards: Sequence[int] = range(settings.shards)
+    name = wanted.lower()
+    if "/" in wanted:
+        try:
+            name = document_id(wanted)
+        except ValueError as error:
+            raise InputError(f"{wanted}: not a URL ({error})") from None
+        *_, shard, _ = UrlRules(settings.blacklist, settings.shards).judge_one(wanted)
+        shards = [shard, int(name, 16) % settings.shards]  # of a page, of existing text
+    elif re.fullmatch("[0-9a-f]{16}", name):
+        shards = sorted(shards, key=lambda shard: shard != int(name, 16) % settings.shards)
+    first = [step for step in steps.configured(settings) if step.name in _FIRST]
+    for step in reversed(first):  # blacklist last: all shards have the same rejects
+        for shard in shards:
+            if found := find(_files(run, step, shard), name):
+                return _id(found.document), shard
+    raise InputError(f"{wanted}: no document of {run} has this {'URL' if '/' in wanted else 'id'}, kept or dropped")
+
+
+def show(run: Path, settings: Settings, wanted: str) -> Iterator[str]:
+    """Lines for people: what each step did with a document. Raises InputError if there is none."""
+    name, shard = locate(run, settings, wanted)
+    yield f"{name}, shard {shard_name(shard)} of {run}"
+    list_path, archive = (run / f"urls/{shard_name(shard)}.txt", run / f"pages/{shard_name(shard)}.warc.gz")
+    line = _url_line(list_path, name)
+    before: Found | None = None
+    for step in steps.configured(settings):
+        if step.name == "blacklist" and line:
+            yield _row(step.name, f"kept: line {line:,} of {list_path.relative_to(run)}")
+        elif step.name == "tokenize" and before is not None:
+            yield from _tokens(run, settings, shard, before)
+        elif step.unit and (found := find(_files(run, step, shard), name)):
+            where = f"document {found.number:,} of {found.path.relative_to(run)}"
+            yield _row(step.name, f"{fate(found.document)}; {where}")
+            if step.name == "scrape" and archive.is_file():
+                yield _row("", f"responses: {archive.relative_to(run)}")
+            yield from (_row("", line) for line in _details(found.document, before))
+            if MARK in found.document:
+                return
+            before = found
+        elif step.unit and before is not None and step.name not in (*_FIRST, "merge_index"):
+            made = _files(run, step, shard)[0].is_file()
+            last = before.path.relative_to(run)
+            yield _row(step.name, "not there: made from other input" if made else f"not done yet; last seen in {last}")
+            return
+
+
+def _row(step: str, text: str) -> str:
+    return f"{step:<14} {text}"
+
+
+def _details(document: Document, before: Found | None) -> Iterator[str]:
+    text = document.get("text")
+    if before is None:
+        for key in ("url", "final_url", "title", "date", "extractor", "source_id", "meta"):
+            if document.get(key) and (key != "final_url" or document[key] != document["url"]):
+                yield f"{key}: {plain(str(document[key]))}"
+    if text is not None and (before is None or before.document["text"] != text):
+        old = "" if before is None else f"{len(before.document['text']):,} -> "
+        yield f"{old}{len(text):,} characters: {plain(text, 80)}"
+
+
+def _tokens(run: Path, settings: Settings, shard: int, last: Found) -> Iterator[str]:
+    """Where the tokens of a document are, in its shard and in the dataset, or why it has none."""
+    name = shard_name(shard)
+    rejects, tokens = run / steps.named("tokenize").rejects.format(shard=name), run / f"tokens/{name}_text_document"
+    if not suffixed(tokens, ".idx").is_file():
+        yield _row("tokenize", f"not done yet; last seen in {last.path.relative_to(run)}")
+        return
+    if found := find([rejects], last.document["id"]):
+        yield _row("tokenize", fate(found.document))
+        return
+    for step, prefix in (("tokenize", tokens), ("merge_index", run / "dataset/corpus_text_document")):
+        if not suffixed(prefix, ".idx").is_file():
+            break
+        table, index = DocumentTable(prefix), IndexedDataset(prefix)
+        rows = [number for number in table.of_ids([last.document["id"]]) if table[number].shard == name]
+        if not rows:
+            yield _row(step, "not there: made from other input")
+            return
+        offset, ids = int(index.pointers[rows[0]]) // index.dtype.itemsize, index.document(rows[0]).tolist()
+        yield _row(step, f"kept; {_span(rows[0], offset, len(ids))} of {prefix.relative_to(run)}")
+    files = [settings.tokenize.encoder_json, settings.tokenize.vocab_bpe]
+    if settings.train_tokenizer.vocab_size:  # also in a run that was moved
+        files = [run / "tokenizer/encoder.json", run / "tokenizer/vocab.bpe"]
+    text = Tokenizer(vocabulary_files(*files)).decode(ids)
+    same = text.removesuffix("<|endoftext|>") == last.document["text"]
+    yield _row("", f"decoded, they are {'the' if same else 'another'} text: {plain(text, 80)}")
+
+
+def _span(position: int, offset: int, length: int) -> str:
+    return f"document {position:,}, tokens {offset:,} to {offset + length - 1:,} ({length:,})"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("workflow.provenance.show", __doc__)
+    parser.add_argument("document", metavar="ID", help="id, its beginning, or URL")
+    parser.add_argument("--run", type=cli.input_path, required=True, metavar="DIR", help="folder of the run")
+    arguments = parser.parse_args(argv)
+    config = arguments.run / "config.yaml"
+    if not config.is_file():
+        raise InputError(f"{config}: no such file; --run names the folder of a run that snakemake made")
+    for line in show(arguments.run, load_settings(config), arguments.document):
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

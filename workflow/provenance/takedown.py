@@ -1,0 +1,158 @@
+"""Finds the entries of documents in the files of a run, and removes them: what `workflow.provenance.remove` does to each file.
+
+    gone = Gone({"302544148050df60"})
+    count = remove_from(path, gone)              # how many entries the file has; nothing is written
+    count = remove_from(path, gone, path)        # they are removed; the file is replaced as a whole
+
+Every kind of file has an editor. A shard gets the bytes that its step would have written without the documents.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from common.errors import InputError, TruncatedError
+from common.files import line_writer, read_json, read_lines, write_json
+from corpus.export import SUFFIXES, remove_rows
+from corpus.scrape.warc import DAMAGED, REQUESTED_HEADER, read_records, write_records
+from corpus.urls.url import document_id
+
+_ID = re.compile(rb'"id":"([0-9a-f]{16})"')
+_REDIRECT = re.compile(rb'"url":"([^"]*)","final_url":"((?!\1")[^"]*)"')
+_NAME = re.compile(rb"https?://[^\s\"'<>\\]+|\b[0-9a-f]{16}\b")
+
+
+class Gone:
+    """The documents that leave, by their ids."""
+
+    def __init__(self, ids: Iterable[str]) -> None:
+        self.ids = frozenset(ids)
+
+    def has_url(self, url: str) -> bool:
+        """Whether one of them is the page of a URL, however it is spelled."""
+        try:
+            return document_id(url) in self.ids
+        except ValueError:
+            return False
+
+    def has_line(self, line: bytes) -> bool:
+        """Whether one of them is the document, the reject or the outcome in a line of JSON."""
+        if found := _ID.search(line):
+            return found[1].decode() in self.ids
+        with suppress(ValueError):  # the torn line of a journal
+            return self.has_url(str(orjson.loads(line).get("url")))
+        return False
+
+    def is_named(self, line: bytes) -> bool:
+        """Whether a line of text has the URL or the id of one."""
+        for name in (name.decode("utf-8", "replace") for name in _NAME.findall(line)):
+            if name in self.ids or ("/" in name and (self.has_url(name) or self.has_url(name.rstrip(".,:;)")))):
+                return True
+        return False
+
+
+Editor = Callable[[Path, Gone, Path | None], int]
+
+
+def _lines(is_gone: Callable[[Gone, bytes], bool], path: Path, gone: Gone, output: Path | None) -> int:
+    count = 0
+    with line_writer(output) as write:
+        for line in read_lines(path):
+            if line and is_gone(gone, line):
+                count += 1
+            else:
+                write(line + b"\n")
+    return count
+
+
+def _values(path: Path, gone: Gone, output: Path | None) -> int:
+    """Statistics: examples and lists of ids."""
+    count = 0
+
+    def kept(value: Any) -> bool:
+        nonlocal count
+        named = [value.get("id"), value.get("url")] if isinstance(value, dict) else [value]
+        found = any(
+            isinstance(name, str) and (name in gone.ids or ("/" in name and gone.has_url(name))) for name in named
+        )
+        count += found
+        return not found
+
+    def pruned(value: Any) -> Any:
+        if isinstance(value, list):
+            return [pruned(inner) for inner in value if kept(inner)]
+        return {key: pruned(inner) for key, inner in value.items()} if isinstance(value, dict) else value
+
+    rest = pruned(read_json(path))
+    if output:
+        write_json(output, rest)
+    return count
+
+
+def _archive(path: Path, gone: Gone, output: Path | None) -> int:
+    """A WARC file in which every record is a gzip member of its own; members are copied as they are."""
+
+    def names(record: Any) -> list[str]:
+        headers = [record.rec_headers.get_header(name, "") for name in (REQUESTED_HEADER, "WARC-Target-URI")]
+        return [url for url in headers if url and record.rec_type == "response"]
+
+    count, at, responses = 0, 0, dict[str, int]()
+    with path.open("rb") as file, line_writer(output) as write, suppress(TruncatedError):  # a crawl cuts off a torn end
+        for start, end, found in read_records(file, path, names):
+            if not end:
+                raise InputError(f"{path}: many records in one gzip member; not an archive of corpus.scrape")
+            if found is not DAMAGED and any(map(gone.has_url, found)):
+                count += 1
+                continue
+            write(os.pread(file.fileno(), end - start, start))
+            if found is not DAMAGED and found:
+                responses[found[0]] = at
+            at += end - start
+    if output:
+        write_records(output, responses)
+    return count
+
+
+def _export(path: Path, gone: Gone, output: Path | None) -> int:
+    return remove_rows(path, gone.ids, output)
+
+
+_json_lines, _list, _text = (
+    partial(_lines, is_gone)
+    for is_gone in (Gone.has_line, lambda gone, line: gone.has_url(line.decode()), Gone.is_named)
+)
+
+
+def editor_of(path: Path) -> Editor | None:
+    """The editor of a file; None if files of its kind have no entries."""
+    name = path.name
+    if name.endswith(tuple(SUFFIXES.values())):
+        return _export
+    if name.endswith((".jsonl.zst", ".journal")):
+        return _json_lines
+    if name.endswith(".warc.gz"):
+        return _archive
+    if name.endswith(".txt") and path.parent.name == "urls":
+        return _list
+    if name.endswith(".json"):
+        return _values
+    return _text if name.endswith((".log", ".out", ".txt", ".html", ".md", ".jsonl")) else None
+
+
+def remove_from(path: Path, gone: Gone, output: Path | None = None) -> int:
+    """The number of entries that a file has; with `output`, which may be the same file, they are removed."""
+    editor = editor_of(path)
+    return editor(path, gone, output) if editor else 0
+
+
+def redirected(path: Path, gone: Gone) -> Iterator[str]:
+    """The ids of the documents of a shard of pages whose request was redirected to a page that leaves."""
+    for line in read_lines(path):
+        if (found := _REDIRECT.search(line)) and gone.has_url(orjson.loads(b'"%s"' % found[2])):
+            yield str(orjson.loads(line)["id"])

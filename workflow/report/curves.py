@@ -1,0 +1,132 @@
+"""Training curves as SVG: over tokens, the models over each other, thinned so that any run gives a small page."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from common.page import COLORS, WIDTH, as_svg, figure_style, number
+from workflow.report.models import Curve, Floats, Model
+
+POINTS = 600  # of a curve: the smallest and the largest value of half as many buckets
+HOVERS = 240  # values of a chart that a pointer can read, over all its curves
+ROWS = 20  # of the table below the charts, for each model
+PANELS = {
+    "lm_loss": "Loss, in nats per token",
+    "learning_rate": "Learning rate",
+    "grad_norm": "Gradient norm before clipping",
+    "tokens_per_second": "Tokens per second",
+}
+"""Captions of the columns of train.csv that are drawn. MFU is not: its curve is that of the tokens per second."""
+_STYLES = ("-", "--", "-.", ":")  # models are also told apart without colour
+
+
+def thin(values: Floats, points: int = POINTS) -> NDArray[np.int64]:
+    """Indices of at most `points` values: the first, the last, and the smallest and largest of each bucket.
+
+    Values that are not finite are left out.
+    """
+    finite = np.flatnonzero(np.isfinite(values))
+    if len(finite) <= points:
+        return finite
+    kept = {int(finite[0]), int(finite[-1])}
+    for bucket in np.array_split(finite, (points - 2) // 2):
+        kept |= {int(bucket[np.argmin(values[bucket])]), int(bucket[np.argmax(values[bucket])])}
+    return np.array(sorted(kept))
+
+
+def _tokens(model: Model, curve: Curve) -> Floats:
+    """The tokens seen at each row of a curve; without samples (an older file), its iterations."""
+    samples, tokens = model.train.values("consumed_samples"), model.train.values("consumed_tokens")
+    if len(tokens) and len(samples) and len(curve.values("consumed_samples")):
+        return curve.values("consumed_samples") * float(tokens[-1] / samples[-1])
+    return curve.values("iteration")
+
+
+def _restarts(model: Model) -> list[tuple[float, int]]:
+    """(tokens, iteration) of each start from a checkpoint."""
+    iterations = model.train.values("iteration")
+    per_iteration = _tokens(model, model.train)[-1] / iterations[-1] if len(iterations) else 0.0
+    found = [int(row["iteration"]) for row in model.starts]
+    return [(per_iteration * iteration, iteration) for iteration in found if iteration > 0]
+
+
+def curve_charts(models: Sequence[Model], panels: Mapping[str, str] = PANELS) -> list[tuple[str, Markup]]:
+    """(caption, drawing) of the panels; one that no model has is left out."""
+    known = {name: caption for name, caption in panels.items() if any(_has(model.train, name) for model in models)}
+    return [(caption, _chart(name, caption, models)) for name, caption in known.items()]
+
+
+def _has(curve: Curve, name: str) -> bool:
+    return int(np.isfinite(curve.values(name)).sum()) > 1  # one point is no curve
+
+
+def _chart(column: str, caption: str, models: Sequence[Model]) -> Markup:
+    titles: dict[str, str | Sequence[str]] = {}
+    hovers = max(8, HOVERS // (2 * len(models)))
+    over = "tokens" if any(len(model.train.values("consumed_tokens")) for model in models) else "iterations"
+    with figure_style(column):
+        from matplotlib import pyplot, ticker
+
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 2.9), layout="constrained")
+        for place, model in enumerate(models):
+            color, style = COLORS[place % len(COLORS)], _STYLES[place // len(COLORS) % len(_STYLES)]
+            curves = [("training" if column == "lm_loss" else "", model.train, column, style, color)]
+            if column == "lm_loss":
+                second = COLORS[(place + 1) % len(COLORS)] if len(models) == 1 else color
+                curves.append(("validation", model.valid, "loss", "--", second))
+            for kind, curve, name, line, shade in curves:
+                label = " ".join(filter(None, (model.name if len(models) > 1 or not kind else "", kind)))
+                x, y = _tokens(model, curve), curve.values(name)
+                kept = thin(y)
+                if not len(kept):
+                    continue
+                sparse = {"marker": "o", "markersize": 3} if len(kept) <= 40 else {}
+                axes.plot(x[kept], y[kept], line, color=shade, linewidth=1.4, label=label, **sparse)
+                gid = f"points-{place}-{kind}"
+                few = thin(y, hovers)
+                (points,) = axes.plot(x[few], y[few], "o", color=shade, markersize=9, alpha=0.01)
+                points.set_gid(gid)
+                titles[gid] = [
+                    f"{label or caption}: {number(float(y[index]))} at {x[index]:,.0f} {over}" for index in few
+                ]
+            for count, (tokens, iteration) in enumerate(_restarts(model)[-50:]):
+                mark = axes.axvline(tokens, color=color, linewidth=1, linestyle=":")
+                mark.set_gid(f"restart-{place}-{count}")
+                titles[f"restart-{place}-{count}"] = f"{model.name}: started again from iteration {iteration:,}"
+        axes.set_xlabel(over, fontsize=9)
+        axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
+        if column == "tokens_per_second":
+            axes.yaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
+        if column != "lm_loss":
+            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+        axes.tick_params(labelsize=9)
+        axes.grid(axis="y")
+        _, labels = axes.get_legend_handles_labels()
+        if len(labels) > 1:
+            figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+        return as_svg(figure, f"{caption}, over {over}; the table below has the numbers", titles)
+
+
+def curve_rows(model: Model) -> list[dict[str, Any]]:
+    """At most ROWS rows of a model's curve, evenly spaced, the last one included: what the charts show, as numbers."""
+    curve, tokens = model.train, _tokens(model, model.train)
+    places = sorted({*np.linspace(0, len(curve) - 1, min(len(curve), ROWS)).astype(int).tolist()})
+    valid = dict(zip(model.valid.values("iteration").tolist(), model.valid.values("loss").tolist(), strict=False))
+
+    def cell(name: str, place: int) -> float | None:
+        column = curve.values(name)
+        return float(column[place]) if len(column) and math.isfinite(column[place]) else None
+
+    return [
+        {
+            "iteration": int(curve.values("iteration")[place]),
+            "tokens": int(tokens[place]),
+            "valid": valid.get(curve.values("iteration")[place]),
+            **{name: cell(name, place) for name in (*PANELS, "mfu")},
+        }
+        for place in places
+    ]

@@ -1,0 +1,113 @@
+"""The funnel: what each corpus step kept and dropped, summed over its shards, and its drawing."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.files import read_json
+from common.page import size
+from common.settings import Settings
+from workflow.report.drawing import Bar
+from common import steps
+
+_EXAMPLES = 10  # kept per reason
+_REASONS = 5  # drawn by themselves; the others share the last colour
+
+
+@dataclass
+class Step:
+    """One step of the funnel."""
+
+    name: str
+    unit: str
+    documents_in: int = 0
+    documents_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    tokens: int | None = None
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    """`reasons`, `languages`, `sizes_in`, `sizes_out`, `token_lengths`, and `hosts` (URLs by host), each by name."""
+    evaluation_sets: dict[str, Counter[str]] = field(default_factory=dict)
+    """`hits` and `documents` by evaluation set."""
+    kept_by: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
+    """`documents` and `bytes` that were kept, by a key of `meta`, or `host`, and its value."""
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Dropped documents by reason: those with the smallest ids, for a reproducible sample."""
+    libraries: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Sum over all shards."""
+
+    @property
+    def reasons(self) -> list[tuple[str, int]]:
+        """Dropped documents by reason, the most frequent first."""
+        return sorted(self.counts.get("reasons", Counter()).items(), key=lambda item: (-item[1], item[0]))
+
+    @property
+    def dropped(self) -> int:
+        """Documents that did not survive the step."""
+        return self.documents_in - self.documents_out
+
+    @property
+    def share(self) -> float:
+        """Share of the documents that were kept, 0 to 1."""
+        return self.documents_out / self.documents_in if self.documents_in else 0.0
+
+    def add(self, shard: Mapping[str, Any]) -> None:
+        """Add the statistics of one shard."""
+        self.documents_in += shard["documents_in"]
+        self.documents_out += shard["documents_out"]
+        self.bytes_in += shard["bytes_in"]
+        self.bytes_out += shard["bytes_out"]
+        if "tokens" in shard:
+            self.tokens = (self.tokens or 0) + shard["tokens"]
+        hosts = {host: counts["urls"] for host, counts in shard.get("hosts", {}).items()}
+        for name in ("reasons", "languages", "sizes_in", "sizes_out", "token_lengths"):
+            self.counts.setdefault(name, Counter()).update(shard.get(name, {}))
+        self.counts.setdefault("hosts", Counter()).update(hosts)
+        for name, counts in shard.get("evaluation_sets", {}).items():
+            found = self.evaluation_sets.setdefault(name, Counter())
+            found.update(hits=counts["hits"], documents=counts["documents"])
+        for key, values in shard.get("kept_by", {}).items():
+            for value, counts in values.items():
+                self.kept_by.setdefault((key, value), Counter()).update(counts)
+        for reason, documents in shard.get("examples", {}).items():
+            both = [*self.examples.get(reason, []), *documents]
+            self.examples[reason] = sorted(both, key=_id)[:_EXAMPLES]
+        self.libraries.update(shard.get("libraries", {}))
+        self.seconds += shard["seconds"]
+
+
+def _id(document: Mapping[str, Any]) -> str:
+    return str(document.get("id", ""))  # URLs have none
+
+
+def funnel(run: Path, settings: Settings | None = None) -> list[Step]:
+    """The steps of a run that have statistics, in the order of the DAG; of other settings, neither steps nor shards."""
+    found = []
+    for each in steps.configured(settings) if settings else steps.CORPUS:
+        paths = list(each.statistics(run, settings.shards if settings else None)) if each.unit else []
+        step = Step(each.name, each.unit)
+        for path in paths:
+            step.add(read_json(path))
+        if paths:
+            found.append(step)
+    return found
+
+
+def documents_chart(steps: Sequence[Step]) -> list[Bar]:
+    """Documents into each step: those that survive, and those that were dropped, by reason."""
+    bars = []
+    for step in steps:
+        if step.name == "merge_index" and len(steps) > 1:
+            continue  # drops nothing: the line above it again
+        few = len(step.reasons) if len(step.reasons) <= _REASONS + 1 else _REASONS
+        first, rest = step.reasons[:few], sum(count for _, count in step.reasons[few:])
+        reasons = [*first, *([(f"others ({len(step.reasons) - few} reasons)", rest)] if rest else [])]
+        volume = size(step.bytes_out) if step.tokens is None else f"{step.tokens:,} tokens"
+        kept = f"{step.name}: {step.documents_out:,} of {step.documents_in:,} {step.unit} kept ({step.share:.1%})"
+        above = kept if step.unit == "URLs" else f"{kept}, {volume}"
+        parts = [(f"{step.documents_out:,} kept", step.documents_out), (f"{step.dropped:,} dropped", step.dropped)]
+        bars.append(Bar(above, parts, [(f"{count:,} {reason}", count) for reason, count in reasons]))
+    return bars

@@ -1,0 +1,179 @@
+"""What a run knows about each of its models, read from the model's folder and the folders beside it."""
+
+import math
+import re
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.config import load_settings
+from common.errors import InputError, ToolkitError
+from common.files import read_json, read_rows, read_text
+from common.settings import Experiment, Settings
+from common import steps
+
+Floats = NDArray[np.float64]
+_SAMPLE = re.compile(r"^--- (sample \d+, seed \d+)\n", re.MULTILINE)
+_SOURCES = re.compile(r"^--- sources: ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The columns of a CSV file that a training writes."""
+
+    columns: dict[str, Floats]
+
+    def values(self, name: str) -> Floats:
+        """A column; empty if the file has none of this name. An empty cell is NaN."""
+        return self.columns.get(name, np.empty(0))
+
+    def __len__(self) -> int:
+        return max(map(len, self.columns.values()), default=0)
+
+
+def read_curve(path: Path) -> Curve:
+    """The numbers of a CSV file, by column; none if it does not exist. An incomplete last row is ignored.
+
+    Raises InputError for a row that is not numbers, or has another number of cells than the header.
+    """
+    if not path.is_file():
+        return Curve({})
+    header, *lines = read_text(path).rpartition("\n")[0].splitlines() or [""]
+    names = header.split(",")
+    columns = [array("d") for _ in names]  # a list of cells would be a hundred bytes for each number
+    for place, line in enumerate(lines, 2):
+        cells = line.split(",")
+        if len(cells) != len(names):
+            raise InputError(f"{path}:{place}: not {len(names)} cells; delete the line")
+        try:
+            for column, cell in zip(columns, cells, strict=True):
+                column.append(float(cell) if cell else math.nan)
+        except ValueError as error:
+            raise InputError(f"{path}:{place}: {error}; delete the line") from None
+    return Curve({name: np.array(column) for name, column in zip(names, columns, strict=True)} if lines else {})
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained model. A part is None if the step that writes it has not run."""
+
+    name: str
+    train: Curve
+    valid: Curve
+    starts: list[dict[str, str]]
+    """Rows of starts.csv: `iteration`, `time` (Unix), `processes` of each start of the training."""
+    experiment: Experiment | None
+    """Its settings; None if they are of another version."""
+    plan: dict[str, Any] | None
+    """plan.json: what the training predicted when it started."""
+    test: dict[str, Any] | None
+    """The loss of the test part, by the trainer."""
+    evaluation: dict[str, Any] | None
+    merged: dict[str, Any] | None
+    """merge_report.json: where the weights come from, and the proof that the logits are the same."""
+    files: dict[str, dict[str, Any]]
+    """The files of the merged folder: `size` in bytes and `xxh3`."""
+    sample: str | None
+
+    @property
+    def parameters(self) -> int | None:
+        """Parameters with a tied head and the padding of no layout."""
+        return self.experiment.model.parameters if self.experiment else None
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens seen in training."""
+        seen = self.train.values("consumed_tokens")
+        return int(seen[-1]) if len(seen) else None
+
+    @property
+    def epochs(self) -> float | None:
+        """Times that the training data were seen; of a blend, those of the corpus that repeats first."""
+        seen, size = self.train.values("consumed_samples"), (self.plan or {}).get("samples_per_epoch")
+        return float(seen[-1]) / size if len(seen) and size else None
+
+    @property
+    def valid_loss(self) -> float | None:
+        """The last validation loss of the training, as `cluster.status` shows it."""
+        losses = self.valid.values("loss")
+        return float(losses[-1]) if len(losses) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Time of the iterations, without validation, saving and starting."""
+        return self.seconds_between(0, math.inf) if len(self.train.values("ms_per_iteration")) else None
+
+    def seconds_between(self, first: float, last: float) -> float:
+        """Time of the iterations after `first` up to `last`, without validation, saving and starting."""
+        each, ends = self.train.values("ms_per_iteration"), self.train.values("iteration")
+        begins = np.append(0.0, ends)[: len(ends)]
+        counts = np.minimum(ends, last) - np.maximum(begins, first)
+        return float(np.nansum(each * np.maximum(counts, 0))) / 1000 if len(each) else 0.0
+
+
+def trained_models(run: Path) -> list[Model]:
+    """The models that have a training curve, by name."""
+    return [_model(run, path.parent) for path in sorted(run.glob("models/*/train.csv"))]
+
+
+def _model(run: Path, folder: Path) -> Model:
+    name, settings = folder.name, settings_of(folder / "settings.yaml")
+    merged = steps.result("merge", run, name).parent
+    report, listed = _json(merged / "merge_report.json"), _json(merged / "training.json")
+    sample = steps.result("generate", run, name)
+    return Model(
+        name=name,
+        train=read_curve(folder / "train.csv"),
+        valid=read_curve(folder / "valid.csv"),
+        starts=read_rows(folder / "starts.csv"),
+        experiment=settings.models.get(name) if settings else None,
+        plan=_json(folder / "plan.json"),
+        test=_json(folder / "test.json"),
+        evaluation=_json(steps.result("evaluate", run, name)),
+        merged=report,
+        files={**(report or {}).get("output", {}), **(listed or {}).get("files", {})},
+        sample=read_text(sample) if sample.exists() else None,
+    )
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    found: dict[str, Any] = read_json(path)
+    return found
+
+
+def settings_of(path: Path) -> Settings | None:
+    """The settings in a file, unless they are of another version of the toolkit."""
+    try:
+        return load_settings(path)
+    except (ToolkitError, OSError):
+        return None
+
+
+class Sample(NamedTuple):
+    """A text in a file of `training.generate`."""
+
+    heading: str
+    """Empty if it is the only text."""
+    prompt: str
+    """Empty if the text does not begin with the configured one."""
+    text: str
+    sources: list[str]
+    """How much of it stands in the training data, then a line for each span that does; empty if that was not asked."""
+
+
+def split_samples(text: str, settings: Settings | None) -> list[Sample]:
+    """The texts in a file of `training.generate`."""
+    prompt = settings.generate.prompt if settings else ""
+    parts = _SAMPLE.split(text)
+    samples = []
+    for heading, whole in zip(parts[1::2], parts[2::2], strict=True) if len(parts) > 1 else [("", text)]:
+        sample, *sources = _SOURCES.split(whole)
+        begin = prompt if prompt and sample.startswith(prompt) else ""
+        samples.append(Sample(heading, begin, sample[len(begin) :].rstrip(), "".join(sources).splitlines()))
+    return samples
