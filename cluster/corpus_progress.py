@@ -16,9 +16,9 @@ from pathlib import Path
 
 from cluster.corpus_jobs.batches import Task
 from cluster.slurm import QueuedJob
+from common import steps
 from common.console import text_table
 from common.settings import Settings
-from common import steps
 from common.steps import Step
 
 _STATES = ("running", "queued", "failed")  # of shards in Slurm

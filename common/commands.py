@@ -19,18 +19,25 @@ from common import cli
 from common.settings import closest
 
 COMMANDS = (
-    "common.init", "demo",
+    "common.init", "workflow.demo",
     "corpus.blacklist", "corpus.scrape", "corpus.ingest", "corpus.clean", "corpus.dedup", "corpus.repeats",
     "corpus.decontaminate", "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index",
     "workflow.provenance.sample", "workflow.provenance.show", "corpus.export", "workflow.provenance.remove",
-    "training.plan", "training.train", "training.evaluate", "training.generate", "training.trace", "training.probe",
-    "training.kernels",
+    "training.plan", "training.train", "training.evaluate", "training.generate", "workflow.provenance.trace",
+    "training.probe", "training.kernels",
     "convert.merge_mp", "convert.verify", "convert.to_gguf", "convert.to_megatron", "convert.from_megatron",
     "cluster.preflight", "cluster.autotune", "cluster.submit", "cluster.status", "cluster.logs", "cluster.cancel",
-    "report", "cards", "demo.build", "demo.serve",
+    "workflow.report", "workflow.cards", "workflow.demo.build", "workflow.demo.serve",
 )  # fmt: skip
 """Every module that people run, the first ones first."""
-_VERBS = {module.removeprefix("common."): module for module in COMMANDS}
+_VERBS = {
+    module.removeprefix("common.")
+    .replace("workflow.provenance.trace", "training.trace")
+    .replace("workflow.provenance.", "corpus.")
+    .removeprefix("workflow."): module
+    for module in COMMANDS
+}
+"""The command's words: what works on a whole run is called by what it is about."""
 _ROOT = Path(__file__).resolve().parents[1]
 
 

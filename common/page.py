@@ -1,7 +1,7 @@
 """Self-contained HTML pages: one look in light and dark, figures as SVG inside, nothing fetched from elsewhere.
 
 {% extends "base.html" %}{% block content %}…{% endblock %}     # workflow/report/template.html
-render("report", "template.html", title="results/demo", …)
+render("workflow.report", "template.html", title="results/demo", …)
 """
 
 import csv

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from common.files import shard_paths
+from common.files import find_inputs, shard_paths
 from common.settings import Settings
 
 
@@ -178,3 +178,11 @@ def _value(settings: Settings, key: str) -> Any:
     for part in key.split("."):
         value = value[part] if isinstance(value, dict) else getattr(value, part)
     return value
+
+
+def read_by(rule: str, settings: Settings) -> list[Path]:
+    """The files from outside of the run that `blacklist` or `ingest` reads; none for other rules."""
+    lists = settings.urls if rule == "blacklist" else []
+    found = [path for pattern in lists for path in find_inputs(pattern, "lists")[0]]
+    found += [path for source in settings.sources if rule == "ingest" for path in source.files]
+    return [path for path in found if not path.is_relative_to(settings.run)]

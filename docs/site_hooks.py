@@ -14,7 +14,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 FILES = ("LICENSE", "CITATION.cff")
-PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "cards", "demo", "workflow", "benchmarks")
+PACKAGES = ("common", "corpus", "training", "convert", "cluster", "workflow", "benchmarks")
 
 _LOADED = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")
 _UNTITLED = "\n    options:\n      show_root_heading: false"  # the page has this title

@@ -150,7 +150,7 @@ def tiny_run(once: Once) -> Path:
 
 @pytest.fixture(scope="session")
 def finished_run(once: Once) -> Path:
-    """A working folder in which `python -m workflow.demo` has finished, from a site's URLs to text and report: `results/x`.
+    """A working folder in which the demo has finished, from a site's URLs to text and report: `results/x`.
 
     The site in `site/` has 12 chapters, eight exact and eight near copies, and every odd page; two shards; the model
     `tiny` was trained by two processes. What the command printed is in `stdout`.

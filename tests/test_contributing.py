@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workflow.demo.pages import Host, page_html
 from tests.conftest import ROOT
 from tests.helpers import document, prose, read_shard, write_shard
 from tests.warc_records import http, record, write_warc
+from workflow.demo.pages import Host, page_html
 
 SECTIONS = dict(
     section.split("\n", 1)

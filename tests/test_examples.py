@@ -22,15 +22,15 @@ import yaml
 
 from common.commands import COMMANDS
 from convert.targets.megatron import write_v3
-from workflow.demo.serve import serve
 from tests.conftest import ROOT
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import source_of
 from tests.helpers import called, document, main_of, prose, write_shard
 from tests.test_tutorials import TUTORIALS
+from workflow.demo.serve import serve
 
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
-CODE = ("common", "corpus", "training", "convert", "cluster", "report", "cards", "demo", "workflow")
+CODE = ("common", "corpus", "training", "convert", "cluster", "workflow")
 SKIPPED = {
     r".*(filters=\[repeated_lines|extractors=\[article|gpt2_774m)": "tests/test_contributing.py runs it",
     r"python -m benchmarks\.": "takes minutes; tests/benchmarks runs the parts",
@@ -57,7 +57,7 @@ SKIPPED = {
     r"python -m training\.evaluate .*--tasks": "needs lm_eval; tests/training/evaluation/test_harness.py has tasks",
     r"python -m training\.trace .*--(url|domain|ids) ": "other pages; tests/workflow/provenance/test_trace.py has some",
     r"python -m corpus\.dedup (signatures|bands|verify|clusters|filter)": "tests/corpus/dedup/test_main.py does it",
-    r"python -m workflow.demo\.serve .*-- curl": "curl may be absent; tests/workflow/demo/test_serve.py runs another command",
+    r"python -m workflow.demo\.serve .*-- curl": "curl may be absent; test_serve.py runs another command",
     r"torchrun (?!.*train\.iterations=300)": "another of them runs",
 }
 OWN_PROCESS = ("training.train", "cluster.submit")

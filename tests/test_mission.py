@@ -30,7 +30,6 @@ from corpus.dedup.shingles import MinHasher, codes, shingle_hash
 from corpus.extract.extractors import extract, load_extractors
 from corpus.index import IndexedDataset
 from corpus.urls import hosts
-from workflow.demo import __main__ as demo
 from tests.cluster.helpers import settings
 from tests.convert.encoded import assert_equal, truth
 from tests.convert.test_every_origin import megatron
@@ -44,6 +43,7 @@ from training.inference.load import load_model
 from training.kernels import library
 from training.kernels.build import SOURCES, find_nvcc
 from training.parallel.layout import fuse_residual_norm
+from workflow.demo import __main__ as demo
 
 UNSURE = "Kaffe latte no problem: menu, taxi, hotel, restaurant, internet."  # no language leads
 

@@ -18,7 +18,7 @@ from common.settings import ScrapeSettings
 from tests.conftest import ROOT, Once
 from tests.helpers import assert_one_line_error, called
 
-PACKAGES = ("common", "corpus", "training", "convert", "cluster", "report", "cards", "demo", "workflow")
+PACKAGES = ("common", "corpus", "training", "convert", "cluster", "workflow")
 NEEDED = (*{*PACKAGES, *PARTS}, "benchmarks", "pyproject.toml", "README.md", "LICENSE")
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from common import steps
 from common.config import load_settings
 from common.errors import ConfigError
 from common.files import sha256
 from common.settings import Settings
-from common import steps
 
 
 def known(step: str, settings: Settings) -> list[Path]:

@@ -20,12 +20,13 @@ from snakemake.io import Mtime
 from snakemake.persistence.file import FilePersistence
 from snakemake_interface_common.exceptions import WorkflowError
 
-from common import run_card
+from cluster.corpus_jobs import dag_jobs
+from common import run_card, steps
 from common.console import note
 from common.errors import USER_ERROR, InputError
-from common.files import find_inputs, first_change, locked_run, read_json
+from common.files import first_change, locked_run, read_json
 from common.settings import Settings
-from workflow import redone, steps
+from workflow import redone
 
 _RECORDS = "records"
 
@@ -51,7 +52,7 @@ def install(settings: Settings) -> None:
     def callback(executor: Any, info: Any, future: Any) -> None:
         cause = getattr(future.exception(), "__context__", None)  # the CalledProcessError of the command
         if getattr(cause, "returncode", None) == USER_ERROR:
-            give_up(info.job)
+            dag_jobs.give_up(info.job)
         report(executor, info, future)
 
     def stats(dag: Any) -> Any:
@@ -62,11 +63,6 @@ def install(settings: Settings) -> None:
     snakemake.workflow.FilePersistence = partial(RunRecords, settings)
     Job.remove_existing_output, Job.postprocess = remove_existing_output, postprocess
     Executor._callback = callback
-
-
-def give_up(job: Any) -> None:
-    """Make the current attempt of a job its last; Snakemake compares the attempt with `retries`."""
-    job.attempt = job.restart_times + 1
 
 
 class RunRecords(FilePersistence):  # type: ignore[misc]
@@ -126,14 +122,6 @@ def _tell(run: Path) -> bool:
     return True
 
 
-def read_by(rule: str, settings: Settings) -> list[Path]:
-    """The files from outside of the run that `blacklist` or `ingest` reads; none for other rules."""
-    lists = settings.urls if rule == "blacklist" else []
-    found = [path for pattern in lists for path in find_inputs(pattern, "lists")[0]]
-    found += [path for source in settings.sources if rule == "ingest" for path in source.files]
-    return [path for path in found if not path.is_relative_to(settings.run)]
-
-
 def changed_input(settings: Settings, rule: str) -> bool:
     """Whether the files that a rule has read, as its statistics say, are others now; says which."""
     stats = steps.result(rule, settings.run) if rule in ("blacklist", "ingest") else None
@@ -142,7 +130,7 @@ def changed_input(settings: Settings, rule: str) -> bool:
         return False
     names = place(settings.run)["names"]
     others = {path: found for path, found in read.items() if not any(map(Path(path).is_relative_to, names))}
-    change = first_change(others, read_by(rule, settings))
+    change = first_change(others, steps.read_by(rule, settings))
     if change:
         note(change)
     return change is not None

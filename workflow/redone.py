@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
+from common import steps
 from common.config import settings_text
 from common.console import note
 from common.files import REMOVED_IDS
 from common.settings import Settings
 from common.settings.section import changes
-from common import steps
 
 _LONGEST = 100  # characters of a changed key
 

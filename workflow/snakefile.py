@@ -17,7 +17,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from common import run_card
+from cluster.corpus_jobs import dag_jobs
+from common import run_card, steps
 from common.config import (
     JOB_SETTINGS,
     load_settings,
@@ -32,11 +33,9 @@ from common.console import fail, warn
 from common.errors import ConfigError, ToolkitError
 from common.files import REMOVED_IDS, find_inputs, read_json, write_json
 from common.settings import Settings
-from workflow import growing, patches, steps
+from workflow import growing, patches
 
 _COLLECT = 200_000  # new objects between two searches for cycles: a DAG has millions, and few of them are garbage
-parsed: tuple[Any, Settings] | None = None
-"""The workflow that Snakemake runs in this process, and its settings: for the executor."""
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -104,8 +103,7 @@ def read_settings(workflow: Any) -> Settings:
     check_takedown(settings)
     growing.check(settings)
     patches.install(settings)
-    global parsed
-    parsed = (workflow, settings)
+    dag_jobs.parsed = (workflow, settings)
     os.environ[JOB_SETTINGS] = str(settings_path(settings))
     return settings
 
@@ -158,7 +156,9 @@ def check_takedown(settings: Settings) -> None:
     """Raise ConfigError if documents have left only a part of the run."""
     for record in sorted((settings.run / REMOVED_IDS.parent).glob("*.json")):
         if read_json(record)["state"] != "done":
-            raise ConfigError(f"{record}: not finished; python -m workflow.provenance.remove --run {settings.run} --yes finishes it")
+            raise ConfigError(
+                f"{record}: not finished; python -m workflow.provenance.remove --run {settings.run} --yes finishes it"
+            )
 
 
 def _crawl_layout(settings: Settings) -> Path:

@@ -18,7 +18,6 @@ from cluster.corpus_jobs import batches
 from cluster.corpus_jobs.batches import Request, Shard, Task
 from common.console import text_table
 from common.settings import ClusterSettings, Settings, SiteSettings
-from workflow import snakefile
 from common.steps import rule_key
 
 IDLE = 3.0  # seconds without news after which jobs wait for no others
@@ -27,6 +26,9 @@ LOST_TASKS = 3  # tasks that a shard may lose, for their own reasons, before it 
 _TIME_LIMITS = 100  # jobs of a resumable shard that may reach their time limit before it fails
 _LOST = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"})  # the shard that ran is not to blame
 _HEADER = ("rule", "shards", "tasks", "shards per task", "cpus", "memory MB", "minutes", "partition")
+
+parsed: tuple[Any, Settings] | None = None
+"""The workflow that Snakemake runs in this process, and its settings; set when the Snakefile is parsed."""
 
 
 @dataclass(eq=False)
@@ -40,6 +42,11 @@ class ShardJob:
     """Whether it was submitted before: it does not wait for others of its rule, and its last log is kept."""
     lost: int = 0
     """How many tasks ended before they could finish it, for reasons of their own."""
+
+
+def give_up(job: Any) -> None:
+    """Make the current attempt of a job its last; Snakemake compares the attempt with `retries`."""
+    job.attempt = job.restart_times + 1
 
 
 def unlimit_threads(workflow: Any) -> None:
@@ -169,7 +176,7 @@ class PendingJobs:
 
 def print_plan() -> None:
     """Print the batches that would be submitted, if the Snakemake of this process made a dry run."""
-    workflow, settings = snakefile.parsed or (None, None)
+    workflow, settings = parsed or (None, None)
     if workflow is None or settings is None or not workflow.dryrun or not len(workflow.dag):
         return
     unlimit_threads(workflow)

@@ -37,7 +37,6 @@ from cluster.corpus_jobs.orphans import OrphanedJobs
 from cluster.slurm import RefusedError
 from common.errors import USER_ERROR, InputError, JobError, ToolkitError
 from common.settings import Settings
-from workflow import patches, snakefile
 
 POLL = 1.0  # seconds between two looks at the result files
 SETTLE = 10.0  # seconds after which the results of an ended task are visible here; --latency-wait, if that is less
@@ -67,9 +66,9 @@ class Executor(RealExecutor):  # type: ignore[misc]
     cores = get_exec_mode = get_python_executable = None  # of executors that run a Snakemake inside each job
 
     def __post_init__(self) -> None:
-        if snakefile.parsed is None:
+        if dag_jobs.parsed is None:
             raise WorkflowError("executor slurm-batch runs this toolkit's Snakefile only")
-        self.settings: Settings = snakefile.parsed[1]
+        self.settings: Settings = dag_jobs.parsed[1]
         dag_jobs.unlimit_threads(self.workflow)
         needed = [job for job in self.dag.needrun_jobs() if not job.is_local]
         self._pending, self._orphans = PendingJobs(needed), OrphanedJobs(self.settings, needed)
@@ -227,7 +226,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         """Report jobs as failed; the reason is printed once. Without `retry`, Snakemake does not start them again."""
         for number, item in enumerate(members):
             if not retry:
-                patches.give_up(item.job)
+                dag_jobs.give_up(item.job)
             if number:
                 self.workflow.scheduler.error_callback(item.job)
                 continue

@@ -14,8 +14,8 @@ from cluster.corpus_jobs import batches
 from cluster.corpus_jobs.batches import Task
 from cluster.corpus_jobs.dag_jobs import ShardJob
 from cluster.slurm import QueuedJob
+from common import steps
 from common.settings import Settings
-from workflow import patches
 
 Verdict = Literal["adopt", "cancel", "wait", "repeat"]
 
@@ -49,7 +49,7 @@ class OrphanedJobs:
         """What to do about a claimed job; `job` is its task in Slurm's queue."""
         task.read()
         same = item.shard == task.shards[number] and self._context == task.context
-        inputs = [*item.job.input, *patches.read_by(item.job.rule.name, self._settings)]
+        inputs = [*item.job.input, *steps.read_by(item.job.rule.name, self._settings)]
         result = task.ended.get(number)
         if result is not None:
             valid = same and result["exit"] == 0 and all(os.path.exists(path) for path in item.job.output)

@@ -13,9 +13,9 @@ from benchmarks.extract import Score, overall, score
 from benchmarks.harness import Contender, Timed, compare
 from common.errors import JobError
 from common.files import write_json
-from workflow.demo.pages import Host, page_html
 from tests.conftest import Command
 from tests.helpers import prose, run_main
+from workflow.demo.pages import Host, page_html
 
 HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "main")
 

@@ -32,7 +32,7 @@ STEPS = {
     "training.evaluate": ("--checkpoint c --data list", "--output", ""),
     "training.generate": ("--checkpoint c --prompts list", "--output", ""),
     "convert.merge_mp": ("--checkpoint in", "", "--output"),
-    "report": ("--run in", "--output", ""),
+    "workflow.report": ("--run in", "--output", ""),
 }
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import yaml
 
-from workflow.demo.build import build_site
 from tests.conftest import ROOT
 from tests.helpers import prose, wait_for
 from tests.slurm.lab.processes import alive
+from workflow.demo.build import build_site
 
 # Everything but the times in the statistics and logs must be equal between two runs.
 CORPUS_FILES = (

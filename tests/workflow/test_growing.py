@@ -13,11 +13,11 @@ from common.files import fingerprint, read_lines, write_json
 from common.settings import BlacklistSettings, Settings, SourceSettings
 from corpus.blacklist import blacklist
 from corpus.ingest import ingest
-from workflow.report.__main__ import render
-from workflow.report.funnel import funnel
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 from tests.workflow.pipeline import DATASET, configure, finish, planned, snakemake
 from workflow import growing, redone
+from workflow.report.__main__ import render
+from workflow.report.funnel import funnel
 
 
 def test_urls_of_earlier_runs_are_known_in_any_spelling(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from common import steps
 from common.config import with_overrides
 from common.files import fingerprint
 from common.settings import Experiment, Section, Settings
 from tests.workflow.pipeline import LINKED, ROOT, planned, snakemake
-from common import steps
 
 BASE: dict[str, Any] = {
     "run": "results/x",

@@ -11,10 +11,10 @@ import pytest
 
 from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset
-from workflow.report.funnel import funnel
 from tests.helpers import read_shard
 from tests.workflow import pipeline
 from tests.workflow.pipeline import CHAPTERS, DATASET, configure, corpus_bytes, kill_tree, paragraphs
+from workflow.report.funnel import funnel
 
 
 def test_every_chapter_is_in_the_corpus_and_no_navigation_or_mojibake(finished_run: Path) -> None:

@@ -6,9 +6,9 @@ import orjson
 
 from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset
-from workflow.report.funnel import funnel
 from tests.helpers import prose
 from tests.workflow.pipeline import DATASET, configure, finish, snakemake
+from workflow.report.funnel import funnel
 
 ITEM = "Which river did the old surveyor cross before he finally reached his camp in the northern valley"
 ODD = 'o\'d "q" $HOME *[x]? ü;&#~!\\b --x'

@@ -17,17 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from workflow.cards.content import read_content
 from common import cli, page
+from common import steps as table
 from common.config import load_settings
 from common.errors import InputError
 from common.files import REMOVED_IDS, expand_inputs, read_json, removed_ids, sha256, shard_paths, write_text
 from common.settings import Settings
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
+from training.trace import Trace
+from workflow.cards.content import read_content
 from workflow.report.funnel import funnel
 from workflow.report.models import Model, trained_models
-from training.trace import Trace
-from common import steps as table
 
 _OPT_OUTS = {"robots", "robots_unreachable", "crawl_delay"} | ROBOTS_REASONS | TDM_REASONS
 
@@ -101,7 +101,9 @@ def write_cards(run: Path, output: Path, documents: Sequence[Path] = (), *, sme:
         content = read_content(trace, 5, 1000) if sme else read_content(trace, 10)  # the template, section 2.3
         found = about | found | {"content": content, "sme": sme}
         written[f"models/{model.name}/README.md"] = page.render("training.huggingface", "model_card.md", **found)
-        written[f"models/{model.name}/training_content.md"] = page.render("workflow.cards", "training_content.md", **found)
+        written[f"models/{model.name}/training_content.md"] = page.render(
+            "workflow.cards", "training_content.md", **found
+        )
     if not written:
         raise InputError(f"{run}: has no statistics of documents and no trained model yet")
     for name, text in written.items():

@@ -5,12 +5,12 @@ It fits one screen of 24 lines with 100 columns.
 
 import textwrap
 
+from common import steps
 from common.console import text_table
 from common.files import read_json
 from common.settings import Settings
 from workflow.report.funnel import Step, funnel
 from workflow.report.models import split_samples, trained_models
-from common import steps
 
 LINES, COLUMNS = 24, 100
 _TEXT_LINES = 4  # of the generated text

@@ -1,7 +1,7 @@
 """Remove documents from a run and everything made from it, and name the checkpoints that never read them.
 
     python -m workflow.provenance.remove --urls takedown.txt --run results/demo
-    python -m workflow.provenance.remove --urls takedown.txt --run results/demo --exports parquet --bring-back displaced.jsonl
+    python -m workflow.provenance.remove --urls takedown.txt --run results/demo --exports parquet
     python -m workflow.provenance.remove --urls takedown.txt --run results/demo --yes --by "Ada Lovelace"
 
 --urls names URLs or ids of documents, one per line; a page that was redirected to one of them counts as that one.
@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from common import cli, run_card
+from common import cli, run_card, steps
 from common.config import load_settings
 from common.errors import InputError
 from common.files import (
@@ -44,12 +44,11 @@ from common.workers import Workers
 from corpus.dedup.signatures import write_signatures
 from corpus.index import content_of
 from corpus.index.documents import DocumentTable, bury
-from workflow.provenance.sample import read_any
-from workflow.provenance.takedown import Gone, editor_of, redirected, remove_from
 from corpus.urls.url import document_id
 from training.model_folder import checkpoint_folders, iteration_of
 from training.trace import Trace
-from common import steps
+from workflow.provenance.sample import read_any
+from workflow.provenance.takedown import Gone, editor_of, redirected, remove_from
 
 FOLDER = REMOVED_IDS.parent.name
 _MADE_AGAIN = ("report.html", "cards/**/*", "dataset/*.ngrams")

@@ -20,11 +20,10 @@ from typing import Any
 import orjson
 import xxhash
 
-from common import cli
+from common import cli, steps
 from common.errors import EmptyResultError, InputError
 from common.files import MARK, Document, read_json_lines
 from corpus.urls.url import parse_url
-from common import steps
 
 _REJECTS = ("rejects", "removed")  # folders; the second is dedup's
 _CHARACTERS = 300  # shown of a text

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import cli
+from common import cli, steps
 from common.config import load_settings
 from common.errors import InputError
 from common.files import MARK, Document, read_lines, shard_name
@@ -21,10 +21,9 @@ from common.settings import Settings
 from common.tokenizer import Tokenizer, vocabulary_files
 from corpus.index import IndexedDataset, suffixed
 from corpus.index.documents import DocumentTable
-from workflow.provenance.sample import fate, plain, read_any, rejects_beside
 from corpus.urls.rules import UrlRules
 from corpus.urls.url import document_id
-from common import steps
+from workflow.provenance.sample import fate, plain, read_any, rejects_beside
 
 _FIRST = ("blacklist", "scrape", "ingest")  # where documents come from
 

@@ -1,4 +1,4 @@
-"""Finds the entries of documents in the files of a run, and removes them: what `workflow.provenance.remove` does to each file.
+"""Finds the entries of documents in the files of a run, and removes them: what a removal does to each file.
 
     gone = Gone({"302544148050df60"})
     count = remove_from(path, gone)              # how many entries the file has; nothing is written

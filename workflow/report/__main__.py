@@ -44,7 +44,7 @@ def render(run: Path, settings: Settings | None = None) -> str:
     grown = f" It grows {', '.join(map(str, known.base))}." if known and known.base else ""
     run_card: dict[str, Any] | None = read_json(card_file) if card_file.exists() else None
     return page.render(
-        "report",
+        "workflow.report",
         "template.html",
         title=run.name or str(run),
         summary=f"{run}: the corpus, step by step{f', and the training of {names}' if names else ''}.{grown}",

@@ -75,7 +75,7 @@ def render(runs: Sequence[Path]) -> str:
         for model in trained_models(run)
     ]
     return page.render(
-        "report",
+        "workflow.report",
         "compare.html",
         title=", ".join(names),
         names=names,

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from common import steps as table
 from common.files import read_json
 from workflow.report.drawing import histogram_chart
 from workflow.report.funnel import Step
-from common import steps as table
 
 _LUMPED = 4  # cluster sizes from here on are grouped by powers of two
 _NAMED = 20  # hosts, and values of a key of `meta`, in a table

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common import steps
 from common.files import read_json
 from common.page import size
 from common.settings import Settings
 from workflow.report.drawing import Bar
-from common import steps
 
 _EXAMPLES = 10  # kept per reason
 _REASONS = 5  # drawn by themselves; the others share the last colour

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from common import steps
 from common.config import load_settings
 from common.errors import InputError, ToolkitError
 from common.files import read_json, read_rows, read_text
 from common.settings import Experiment, Settings
-from common import steps
 
 Floats = NDArray[np.float64]
 _SAMPLE = re.compile(r"^--- (sample \d+, seed \d+)\n", re.MULTILINE)

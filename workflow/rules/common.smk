@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 
 from workflow import growing, snakefile
+from common import steps
 from corpus.index import content_of
 from common.files import REMOVED_IDS, find_inputs, sha256, shard_name
 from training.planning.fit import prepare
-from common import steps
 
 settings = snakefile.read_settings(workflow)
 RUN = settings.run

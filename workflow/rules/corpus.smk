@@ -64,7 +64,7 @@ rule scrape:
         urls=f"{RUN}/urls/{{shard}}.txt",
         rejects=rejects("scrape"),
         stats=stats("scrape"),
-        # A recorded site is served on loopback while the step runs; demo.serve replaces ADDRESS by ip:port.
+        # A recorded site is served on loopback while the step runs; workflow.demo.serve replaces ADDRESS by ip:port.
         serve=(
             f"python -m workflow.demo.serve --site {quote(str(settings.site))} --"
             if settings.site

@@ -6,8 +6,8 @@ from lxml.etree import tostring
 from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.extract.extractors import MAX_TAGS, Extracted, Extractor, HtmlPage, extract, load_extractors
-from workflow.demo.pages import Host, page_html
 from tests.helpers import prose
+from workflow.demo.pages import Host, page_html
 
 HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "blog")
 (CHOICE,) = get_args(ScrapeSettings.model_fields["extractors"].annotation)

@@ -7,10 +7,10 @@ from typing import Any
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.scrape.__main__ import scrape
-from workflow.demo.pages import Host, page_html
 from tests import rude_server as rude
 from tests.helpers import prose
 from tests.rude_server import Behaviour, Server, redirect, reply
+from workflow.demo.pages import Host, page_html
 
 HOST = Host("one.example", "The One", "A site of sorts", ("Home", "Contact"), "main")
 DOWN = "127.0.0.1:9"

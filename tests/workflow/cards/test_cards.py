@@ -52,17 +52,17 @@ def dropped(run: Path, folder: str) -> str:
 
 def test_the_rule_and_the_command_write_the_same_bytes(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "x", ignore=shutil.ignore_patterns("cards", "trace", "*.safetensors"))
-    assert called("cards", "--run", copy).stdout.split() == [str(copy / "cards" / name) for name in NAMES]
+    assert called("workflow.cards", "--run", copy).stdout.split() == [str(copy / "cards" / name) for name in NAMES]
     for name in NAMES:
         written = read_text(run / "cards" / name)
         assert read_text(copy / "cards" / name) == written and ("TO BE FILLED IN" in written) == (name != NAMES[1])
     (copy / "takedown").mkdir()
     (copy / "takedown/ids.txt").write_text(f"{'a' * 16}\n{'b' * 16}\n")
-    called("cards", "--run", copy)
+    called("workflow.cards", "--run", copy)
     counted = [read_text(copy / "cards" / name).count("the steps below had counted them: 2") for name in NAMES]
     assert counted == [1, 0, 0, 1]
     (copy / "dataset/corpus_text_document.idx").unlink()
-    assert_one_line_error(called("cards", "--run", copy), "corpus_text_document.idx: no such file")
+    assert_one_line_error(called("workflow.cards", "--run", copy), "corpus_text_document.idx: no such file")
 
 
 def test_the_dataset_card_counts_what_the_documents_and_the_journal_say(run: Path) -> None:
@@ -117,12 +117,15 @@ def test_the_summary_names_the_domains_from_which_most_was_read_and_what_a_perso
 
 @pytest.mark.filterwarnings("ignore")  # rdflib and pandas warn of what mlcroissant calls
 def test_croissant_describes_files_that_mlcroissant_reads(run: Path, tmp_path: Path) -> None:
-    described, shards = read_json(run / "workflow/cards/croissant.json")["distribution"], sorted(run.glob("dedup/*.zst"))
+    described, shards = (
+        read_json(run / "workflow/cards/croissant.json")["distribution"],
+        sorted(run.glob("dedup/*.zst")),
+    )
     hashes = {each["contentUrl"]: each["sha256"] for each in described if each["@type"] == "cr:FileObject"}
     assert hashes == {f"../dedup/{s.name}": hashlib.sha256(s.read_bytes()).hexdigest() for s in shards}
     export(shards, tmp_path, "parquet")
     arguments = ("--run", run, "--output-dir", tmp_path, "--sme", "--documents", *tmp_path.glob("*.parquet"))
-    assert called("cards", *arguments).returncode == 0
+    assert called("workflow.cards", *arguments).returncode == 0
     assert "registered domains (5 %, 1,000 at most)" in read_text(tmp_path / NAMES[-1])
     mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is absent: pip install mlcroissant")
     assert not mlcroissant.Dataset(run / "workflow/cards/croissant.json").metadata.ctx.issues.errors
@@ -136,14 +139,14 @@ def test_a_run_of_texts_alone_has_a_dataset_card_and_says_what_is_not_known(tmp_
     write_shard(run / "dedup/0000.jsonl.zst", [document(1, prose(1)), document(2, prose(2))])
     Stats("ingest", documents_in=3, documents_out=2, reasons=Counter(empty=1)).finish(run / "ingest/stats.json")
     Stats("dedup", documents_in=2, documents_out=2, bytes_out=1500).finish(run / "dedup/0000.stats.json")
-    assert_one_line_error(called("cards", "--run", run), "books/config.yaml: no such file")
+    assert_one_line_error(called("workflow.cards", "--run", run), "books/config.yaml: no such file")
     config = {"run": str(run), "sources": [{"path": str(tmp_path), "name": "Old books"}]}
     (run / "config.yaml").write_bytes(orjson.dumps(config))
-    assert called("cards", "--run", run).stdout.split() == [str(run / "cards" / name) for name in NAMES[:2]]
+    assert called("workflow.cards", "--run", run).stdout.split() == [str(run / "cards" / name) for name in NAMES[:2]]
     text, table, keys = read_card(run / "cards/README.md")
     assert "Old books" in text and "no language was detected" in text and "2 documents of text, 1.5 kB." in text
     assert (
         "**Fetched**: not known" in text and "language" not in keys and table["ingest (documents)"] == "3 | 2 | 1 empty"
     )
     shutil.rmtree(run / "dedup")
-    assert_one_line_error(called("cards", "--run", run), "books: has no statistics of documents")
+    assert_one_line_error(called("workflow.cards", "--run", run), "books: has no statistics of documents")

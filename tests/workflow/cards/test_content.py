@@ -4,12 +4,13 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from workflow.cards.content import read_content, targets_read
+from tests.training.test_trace import CONSUMED, SEQ_LEN, WIDTH, replay
+
 from common.files import read_json
 from corpus.index import suffixed
 from corpus.index.documents import DocumentWriter
-from tests.training.test_trace import CONSUMED, SEQ_LEN, WIDTH, replay
 from training.trace import Trace
+from workflow.cards.content import read_content, targets_read
 
 
 def trained_on(folder: Path) -> Counter[tuple[int, int]]:

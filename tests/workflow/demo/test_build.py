@@ -10,11 +10,11 @@ import pytest
 
 from common.errors import InputError
 from corpus.extract.extractors import extract, load_extractors
+from tests.conftest import ROOT
+from tests.helpers import prose
 from workflow.demo.articles import python_articles
 from workflow.demo.build import build_site
 from workflow.demo.serve import Page, read_site, write_site
-from tests.conftest import ROOT
-from tests.helpers import prose
 
 ARTICLES = {f"Story {n}": "\n\n".join(prose(100 * n + part, 100) for part in range(3)) for n in range(24)}
 

@@ -8,10 +8,10 @@ import pytest
 from common.config import load_settings
 from common.files import write_json
 from common.settings import Settings
-from workflow.demo import __main__ as demo
-from workflow.demo.summary import COLUMNS, LINES, summary
 from tests.conftest import ROOT
 from tests.helpers import prose
+from workflow.demo import __main__ as demo
+from workflow.demo.summary import COLUMNS, LINES, summary
 
 
 def stats(path: Path, seen: int, kept: int, reasons: dict[str, int], **extra: int) -> None:

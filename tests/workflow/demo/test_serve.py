@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workflow.demo.serve import Page, main, serve, write_site
 from tests.conftest import ROOT
 from tests.helpers import wait_for
 from tests.slurm.lab.processes import alive
+from workflow.demo.serve import Page, main, serve, write_site
 
 
 @pytest.fixture

@@ -15,12 +15,9 @@ import zstandard
 from common.config import load_settings
 from common.errors import ConfigError
 from common.files import read_json
-from workflow.provenance import remove as module
 from corpus.index import IndexedDataset, IndexWriter, Meta
 from corpus.index.documents import REMOVED, DocumentTable, bury
-from workflow.provenance.remove import main
 from corpus.scrape.warc import Archive, parse_request, read_records, write_records
-from workflow.provenance.takedown import Gone, redirected, remove_from
 from corpus.urls.url import document_id
 from tests.corpus.scrape.test_archive import URL, page
 from tests.helpers import assert_one_line_error, called, read_rejects, read_shard, write_shard
@@ -28,6 +25,9 @@ from tests.training.helpers import byte_documents, train_tiny, write_config
 from tests.training.test_train import tensors
 from tests.workflow.pipeline import planned
 from training.trace import Trace
+from workflow.provenance import remove as module
+from workflow.provenance.remove import main
+from workflow.provenance.takedown import Gone, redirected, remove_from
 from workflow.snakefile import check_takedown
 
 RUN = Path("results/x")
@@ -272,7 +272,8 @@ def test_a_model_that_never_read_them_keeps_its_checkpoints_and_its_tokens_are_m
     assert "never read them; its checkpoints stay" in done.stdout
     assert train_tiny(config) == 0 and train_tiny(config, "train.iterations=13") == 0
     steps = [
-        called("training.trace", "--model", tmp_path / "models/tiny", "--iteration", n).stdout for n in range(1, 13)
+        called("workflow.provenance.trace", "--model", tmp_path / "models/tiny", "--iteration", n).stdout
+        for n in range(1, 13)
     ]
     assert not any("removed" in text for text in steps)
 

@@ -6,8 +6,8 @@ import orjson
 import pytest
 
 from common.files import document_writer
-from workflow.provenance.sample import main, sample
 from tests.helpers import assert_one_line_error, called, document, prose, write_shard
+from workflow.provenance.sample import main, sample
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 from common.config import load_settings
 from common.errors import InputError
 from common.tokenizer import Tokenizer, vocabulary_files
-from workflow.provenance import show as module
 from corpus.index import IndexedDataset
-from workflow.provenance.sample import read_any
 from tests.helpers import called, read_shard
+from workflow.provenance import show as module
+from workflow.provenance.sample import read_any
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from workflow.report.__main__ import render
 from tests.workflow.report.fake_run import finished_run
+from workflow.report.__main__ import render
 
 SECTIONS = {"overview", "funnel", "corpus", "curves", "layout", "time", "results", "checkpoint", "samples"}
 CHARTS = 6

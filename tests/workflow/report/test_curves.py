@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from common.errors import InputError
+from tests.workflow.report.fake_run import finished_run
 from workflow.report.curves import HOVERS, POINTS, curve_charts, thin
 from workflow.report.models import read_curve, trained_models
-from tests.workflow.report.fake_run import finished_run
 
 
 @pytest.mark.parametrize("size", [0, 1, POINTS, POINTS + 1, 10_000])

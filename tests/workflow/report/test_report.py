@@ -5,9 +5,9 @@ from common.settings import TokenizeSettings
 from common.stats import Stats
 from corpus.merge_index import merge_index
 from corpus.tokenize import tokenize
+from tests.helpers import assert_one_line_error, called, document, prose, write_shard
 from workflow.report.__main__ import render
 from workflow.report.funnel import funnel
-from tests.helpers import assert_one_line_error, called, document, prose, write_shard
 
 
 def run_folder(folder: Path) -> Path:
@@ -37,12 +37,12 @@ def test_the_funnel_sums_shards_in_the_order_of_the_steps(tmp_path: Path) -> Non
 def test_the_report_shows_funnel_evaluation_and_sample_of_the_configuration_that_is_named(tmp_path: Path) -> None:
     folder, output = run_folder(tmp_path / "run"), tmp_path / "report.html"
     arguments = ("--run", str(folder), "--output", str(output))
-    assert called("report", *arguments).returncode == 0
+    assert called("workflow.report", *arguments).returncode == 0
     page = output.read_text(encoding="utf-8")
     for part in ("4 timeout, 2 http_404", "<td>1,234</td>", "<svg", "perplexity 2697.30", "The &lt;b&gt;value"):
         assert part in page, part
     (tmp_path / "config.yaml").write_text(f"run: {folder}\nurls: [urls.txt]\nshards: 2\n")
-    assert called("report", *arguments, "--config", str(tmp_path / "config.yaml"), "shards=1").returncode == 0
+    assert called("workflow.report", *arguments, "--config", str(tmp_path / "config.yaml"), "shards=1").returncode == 0
     page = output.read_text(encoding="utf-8")
     assert "2 timeout, 1 http_404" in page and "shards: 1" in page
 
@@ -72,7 +72,10 @@ def test_runs_beside_each_other_show_what_differs(tmp_path: Path) -> None:
     stats.reasons.update({"timeout": 2, "http_500": 3})
     stats.finish(second / "pages/0001.stats.json")
     write_json(second / "evaluation/tiny.json", {"loss": 7.4, "perplexity": 1636.0, "tokens": 4096})
-    assert called("report", "--run", str(first), "--compare", str(second), "--output", str(output)).returncode == 0
+    assert (
+        called("workflow.report", "--run", str(first), "--compare", str(second), "--output", str(output)).returncode
+        == 0
+    )
     page = output.read_text(encoding="utf-8")
     rows = [
         ("configuration", "clean.language", "en", "de", "", ""),
@@ -92,6 +95,8 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     output = tmp_path / "report.html"
     (tmp_path / "empty").mkdir()
     for name in ("none", "empty"):
-        assert_one_line_error(called("report", "--run", str(tmp_path / name), "--output", str(output)), name)
-    assert_one_line_error(called("report", "--run", str(tmp_path), "--output", str(output), "shards=1"), "shards=1")
+        assert_one_line_error(called("workflow.report", "--run", str(tmp_path / name), "--output", str(output)), name)
+    assert_one_line_error(
+        called("workflow.report", "--run", str(tmp_path), "--output", str(output), "shards=1"), "shards=1"
+    )
     assert not output.exists()
