@@ -25,7 +25,6 @@ from tests.cluster.fake_slurm import POLICY, FakeSlurm
 from tests.conftest import ROOT
 from tests.helpers import wait_for
 from tests.workflow import pipeline
-from workflow import snakefile
 
 # Each shard notes that it ran, then does what the file `command` says. ONCE: it sleeps the first time that it runs.
 ONCE = "[ -e tried ] || { touch tried; sleep 60; }"
@@ -101,7 +100,7 @@ class Site:
             execution_settings=SimpleNamespace(latency_wait=0.2),
         )
         self.running, self.error = workflow.running, None
-        self._patch.setattr(snakefile, "parsed", (workflow, validate(raw, "test")))
+        self._patch.setattr(dag_jobs, "parsed", (workflow, validate(raw, "test")))
         logger = SimpleNamespace(warning=self.notes.append, info=self.notes.append)
         self._executors.append(executor.Executor(workflow, logger))
         self._executors[-1].run_jobs(jobs)
