@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import checkpoint, convert, harness, ledger, step, stream
+from benchmarks import checkpoint, convert, harness, ledger, step
 from benchmarks.harness import Case, Contender, Row, Timed, compare
 from common import cli
 from common.errors import ToolkitError
@@ -168,7 +168,6 @@ CASES: dict[str, Case] = {
     "host": (step.host, {"count": 30}),
     "checkpoint": (checkpoint.measure, {"size": "124m", "rounds": 3, "folder": None}),
     "convert": (convert.measure, {"size": "345m", "rounds": 3, "folder": None}),
-    "stream": (stream.measure, {"count": 1000, "rounds": 5, "texts": None}),
     "generate": (generate, {"size": "124m", "count": 128, "rounds": 5}),
 }
 

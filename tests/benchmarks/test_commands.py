@@ -132,7 +132,6 @@ def test_predictions_are_within_their_mean_errors_of_published_runs(capsys: pyte
         ("corpus scrape --count 400 --rounds 1", {"requests, 32 threads", "corpus.scrape's Fetcher"}),
         ("training data --count 20000 --rounds 1", {"megatron-core", "training.dataset"}),
         ("training step --size tiny --rounds 1", {"transformers", "nanoGPT-style", "ours"}),
-        ("training stream --count 2 --rounds 2", {"bfloat16 stream", "float32 stream", "minus bfloat16 stream"}),
     ],
 )
 def test_a_longer_command_prints_a_row_for_each_contender(arguments: str, expected: set[str], command: Command) -> None:
