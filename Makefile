@@ -27,7 +27,7 @@ demo: $(READY)
 	@$(BIN)/python -m workflow.demo
 
 # 4: half of the time tests wait for a daemon or a signal. loadgroup: see pytest_collection_modifyitems in tests/conftest.py
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
+PYTEST := TIMEFORMAT='%R s, %U + %S CPU s'; time $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
 
 test: $(DEV)
 	$(PYTEST) -m "not slow" $(TESTS)
