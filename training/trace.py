@@ -69,8 +69,8 @@ class Trace:
             raise InputError(f"--data names {len(data)} datasets; {path} has {len(datasets)}")
         self.prefixes = list(data) or [self._found(source.prefix) for source in datasets]
         self.blend = Blend((), [source.weight for source in datasets])  # only the order: no dataset is opened
-        points = _points(folder)
-        self._iterations, self._consumed = list(points), list(points.values())
+        changes = _batch_size_changes(folder)
+        self._iterations, self._consumed = list(changes), list(changes.values())
         self.trained = max([_last_row(folder), *map(iteration_of, checkpoint_folders(folder)[:1])])
         self.consumed = self.consumed_after(self.trained)
         self._orders: dict[tuple[int, int], Order] = {}
@@ -82,32 +82,32 @@ class Trace:
             return self.folder.parent.parent / prefix.relative_to(run)
         return prefix
 
-    def _batch(self, stretch: int) -> int:
-        """Samples per iteration after a point of `_points`."""
-        if stretch + 1 == len(self._iterations):
+    def _batch(self, interval: int) -> int:
+        """Samples per iteration after a point of `_batch_size_changes`."""
+        if interval + 1 == len(self._iterations):
             return self.train.global_batch_size
-        samples = self._consumed[stretch + 1] - self._consumed[stretch]
-        size, rest = divmod(samples, self._iterations[stretch + 1] - self._iterations[stretch])
+        samples = self._consumed[interval + 1] - self._consumed[interval]
+        size, rest = divmod(samples, self._iterations[interval + 1] - self._iterations[interval])
         if rest:
             raise InputError(
-                f"{self.folder}: the batch size changed between iterations {self._iterations[stretch]} and "
-                f"{self._iterations[stretch + 1]}, and starts.csv does not say where"
+                f"{self.folder}: the batch size changed between iterations {self._iterations[interval]} and "
+                f"{self._iterations[interval + 1]}, and starts.csv does not say where"
             )
         return size
 
     def consumed_after(self, iteration: int) -> int:
         """Samples consumed by the iterations up to this one."""
-        stretch = bisect_right(self._iterations, iteration) - 1
-        return self._consumed[stretch] + (iteration - self._iterations[stretch]) * self._batch(stretch)
+        interval = bisect_right(self._iterations, iteration) - 1
+        return self._consumed[interval] + (iteration - self._iterations[interval]) * self._batch(interval)
 
     def iterations_of(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The iterations that consumed these samples."""
-        stretches = np.searchsorted(self._consumed, numbers, side="right") - 1
+        intervals = np.searchsorted(self._consumed, numbers, side="right") - 1
         found = np.empty(len(numbers), np.int64)
-        for stretch in np.unique(stretches).tolist():
-            here = stretches == stretch
-            steps = (numbers[here] - self._consumed[stretch]) // self._batch(stretch)
-            found[here] = self._iterations[stretch] + steps + 1
+        for interval in np.unique(intervals).tolist():
+            here = intervals == interval
+            steps = (numbers[here] - self._consumed[interval]) // self._batch(interval)
+            found[here] = self._iterations[interval] + steps + 1
         return found
 
     @cached_property
@@ -216,7 +216,7 @@ class Trace:
         return next((path for path in checkpoint_folders(self.folder) if iteration_of(path) < iteration), None)
 
 
-def _points(folder: Path) -> dict[int, int]:
+def _batch_size_changes(folder: Path) -> dict[int, int]:
     """Samples consumed after iterations between which the batch size is constant.
 
     Of every start; before starts.csv recorded them, of every row of train.csv.

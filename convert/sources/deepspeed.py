@@ -99,18 +99,18 @@ def matches(folder: Path) -> bool:
 def open_folder(folder: Path, options: Options) -> Source:
     """The checkpoint in a tag's folder. Raises CheckpointError with one line that names the file and the cure."""
     save = _open(folder)
-    state, shards, low = save.state, save.tensor_ranks, _model_weights(save)
-    trained, notes = _optimizer_weights(save)
-    if save.stage == 3 and not trained:
+    state, shards, model_weights = save.state, save.tensor_ranks, _model_weights(save)
+    optimizer_weights, notes = _optimizer_weights(save)
+    if save.stage == 3 and not optimizer_weights:
         raise file_error(folder, f"ZeRO 3 without float32 weights in *_optim_states.pt; {CURE}")
-    high = trained.get("", ())
-    keys = (key for _, ranks in (*low, *high) for rank in ranks for key in rank)
+    master_weights = optimizer_weights.get("", ())
+    keys = (key for _, ranks in (*model_weights, *master_weights) for rank in ranks for key in rank)
     names = translate(keys, fields(state.get("shared_params")))  # none below ZeRO 1
     megatron = not any(name.family == "transformers" for name in names.values() if name.layer is not None)
-    conv1d = not megatron and _is_conv1d((*high, *low), names)
+    conv1d = not megatron and _is_conv1d((*master_weights, *model_weights), names)
     recorded, tokenizer = _read_recorded(folder, state, options, megatron)
-    tensors, note = tie_head(_join(low, names, conv1d), recorded.tied)
-    masters, *moments = (_join(trained.get(kind, ()), names, conv1d) for kind in ("", *MOMENTS))
+    tensors, note = tie_head(_join(model_weights, names, conv1d), recorded.tied)
+    masters, *moments = (_join(optimizer_weights.get(kind, ()), names, conv1d) for kind in ("", *MOMENTS))
     model, assumed = architecture({**tensors, **masters}, recorded, conv1d=conv1d, shards=shards)
     check_agreement(tensors, masters, f"{CURE}; without *_optim_states.pt the latter are taken")
     tensors |= masters
@@ -121,16 +121,16 @@ def open_folder(folder: Path, options: Options) -> Source:
     first = save.partitions[0][0] if save.partitions else None
     version = state.get("ds_version") or (first and first.version)
     types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
-    kept = "2019" if any(_2019.fullmatch(key) for key in names) else None
+    is_2019 = any(map(_2019.fullmatch, names))
     args = fields(state.get("args"))
-    said = 0 if not megatron else number_in(state.get("checkpoint_version", args.get("checkpoint_version")))
+    version_number = 0 if not megatron else number_in(state.get("checkpoint_version", args.get("checkpoint_version")))
     iteration, samples = _progress(folder, state)
     return Source(
         path=folder,
         layout=f"DeepSpeed {version or 'of unknown version'}, {save.layout}, names of "
         f"{'Megatron' if megatron else 'transformers'}, {' and '.join(types)} {'masters' if masters else 'weights'}",
         model=model,
-        qkv=qkv_order(said, options, shards, default=0 if kept else None),
+        qkv=qkv_order(version_number, options, shards, default=0 if is_2019 else None),
         tensors=tensors,
         files=tuple(save.files),
         conv1d=conv1d,
@@ -249,14 +249,14 @@ def _optimizer_weights(save: _Save) -> tuple[dict[str, Stages], tuple[str, ...]]
         check_distinct(partition.masters[0] for partition in row)
         ranks.append(cut(row, shapes))
     shards = save.tensor_ranks
-    trained: dict[str, Stages] = {
+    weights: dict[str, Stages] = {
         kind: [
             (f"pipeline stage {stage}", [rank[kind] for rank in ranks[stage * shards : (stage + 1) * shards]])
             for stage in range(save.pipeline)
         ]
         for kind in ranks[0]
     }
-    return trained, () if len(trained) > 1 else ("the optimizer has no moments of Adam",)
+    return weights, () if len(weights) > 1 else ("the optimizer has no moments of Adam",)
 
 
 def _is_conv1d(stages: Stages, names: Mapping[str, Name]) -> bool:
