@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import slurm
-from cluster.jobs import Job, log_tail, looks
+from cluster.jobs import Job, log_tail, poll
 from cluster.submission import end, make_snapshot, nodes_and_tasks, start
 from cluster.training_job import TrainingJob
 from common import cli
@@ -111,7 +111,7 @@ def _run_to_end(own: Settings, training: TrainingJob, minutes: int, output: Path
     """
     name, job, ended = training.model, start(own, training, minutes), 0.0
     try:
-        for known in looks(name, job):
+        for known in poll(name, job):
             seen = (known or {}).get(job.id)
             if seen is not None and seen.unschedulable:
                 raise JobError(f"{name}: {slurm.never_starts(seen)}")

@@ -19,8 +19,8 @@ from cluster.jobs import (
     FINAL,
     Job,
     State,
+    ask_slurm,
     current_state,
-    look,
     progress,
     read_job,
     read_state,
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if job is None:
         print(f"{folder.name}: no job was submitted for it")
         return 0
-    before = current_state(folder, job, look([job]))
+    before = current_state(folder, job, ask_slurm([job]))
     if before.state in FINAL:
         print(f"{folder.name}: nothing to cancel, job {job.id} is not alive: {before}")
         return 0

@@ -117,7 +117,7 @@ def write_state(folder: Path, state: State) -> State:
     return state
 
 
-def look(jobs: Sequence[Job], others: Iterable[str] = ()) -> Mapping[str, QueuedJob] | None:
+def ask_slurm(jobs: Sequence[Job], others: Iterable[str] = ()) -> Mapping[str, QueuedJob] | None:
     """What Slurm, or this machine, knows of each job, by id: one squeue call for all. None: the controller is silent.
 
     Jobs that are unknown are left out. `others`: further ids of Slurm jobs.
@@ -134,11 +134,11 @@ def look(jobs: Sequence[Job], others: Iterable[str] = ()) -> Mapping[str, Queued
     return {job.id: job for job in (*queued, *local)}
 
 
-def looks(name: str, job: Job) -> Iterator[Mapping[str, QueuedJob] | None]:
-    """What `look` finds, again and again, POLL seconds apart; says once that the controller is silent."""
+def poll(name: str, job: Job) -> Iterator[Mapping[str, QueuedJob] | None]:
+    """What `ask_slurm` finds, again and again, POLL seconds apart; says once that the controller is silent."""
     silent = False
     while True:
-        known = look([job])
+        known = ask_slurm([job])
         if known is None and not silent:
             note(f"{name}: {SILENT}; still waiting")
         silent = known is None
@@ -147,8 +147,8 @@ def looks(name: str, job: Job) -> Iterator[Mapping[str, QueuedJob] | None]:
 
 
 def states(folder: Path, job: Job) -> Iterator[tuple[State, QueuedJob | None]]:
-    """How a job stands, and what Slurm knows of it, again and again; see `looks`."""
-    for known in looks(folder.name, job):
+    """How a job stands, and what Slurm knows of it, again and again; see `poll`."""
+    for known in poll(folder.name, job):
         yield current_state(folder, job, known), (known or {}).get(job.id)
 
 
@@ -163,7 +163,7 @@ def _is_local_alive(job: Job) -> bool:
 
 
 def current_state(folder: Path, job: Job, known: Mapping[str, QueuedJob] | None) -> State:
-    """How a job stands, from the files of its model folder and what `look` returned.
+    """How a job stands, from the files of its model folder and what `ask_slurm` returned.
 
     Its `time` is 0 if nobody has recorded it so.
     """

@@ -22,7 +22,7 @@ import orjson
 
 from cluster.corpus_jobs import batches
 from cluster.corpus_progress import steps_table
-from cluster.jobs import SILENT, Job, current_state, log_path, look, read_job, require_folder, total_iterations
+from cluster.jobs import SILENT, Job, ask_slurm, current_state, log_path, read_job, require_folder, total_iterations
 from cluster.slurm import QueuedJob
 from common import cli
 from common.config import load_settings
@@ -65,9 +65,9 @@ def _settings(run: Path) -> Settings | None:
 def _ask(jobs: Iterable[Job], arrays: Iterable[str] = ()) -> tuple[Known, str]:
     """What is known of jobs and of further ids in Slurm, by executor, and a remark if Slurm does not answer."""
     of = {name: [job for job in jobs if job.executor == name] for name in ("local", "slurm")}
-    known, remark = {"local": look(of["local"])}, SILENT
+    known, remark = {"local": ask_slurm(of["local"])}, SILENT
     try:
-        known["slurm"] = look(of["slurm"], arrays)
+        known["slurm"] = ask_slurm(of["slurm"], arrays)
     except InputError as error:  # not a login node
         known["slurm"], remark = None, str(error)
     return known, f"{remark}; states are those of the files" if known["slurm"] is None else ""

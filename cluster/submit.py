@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import slurm
-from cluster.jobs import SILENT, Job, look, read_job, write_job
+from cluster.jobs import SILENT, Job, ask_slurm, read_job, write_job
 from cluster.submission import job_name, make_snapshot, nodes_and_tasks, remove_marks, slurm_executor, start
 from cluster.training_job import TrainingJob
 from cluster.wait import wait
@@ -40,7 +40,7 @@ def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
     """
     job = read_job(folder)
     if job is not None:
-        known = look([job])
+        known = ask_slurm([job])
         if known is None or (job.id in known and known[job.id].active):  # a silent controller: it may be alive
             return job
     if settings.cluster.executor != "slurm":

@@ -11,7 +11,7 @@ from torch import Tensor
 from common.errors import CheckpointError
 from convert.sources.consistency import check_distinct
 from convert.sources.source import QKV, Sharded, Source
-from convert.stored import ahead
+from convert.stored import prefetch
 from training import tensors
 
 OURS = QKV(3)
@@ -91,7 +91,7 @@ def prefetched(source: Source, wanted: Mapping[str, torch.dtype], *, qkv: QKV, c
         _check_range(source, name, tensor)
         return tensor
 
-    return ahead((partial(make, *item) for item in wanted.items()), _AHEAD)
+    return prefetch((partial(make, *item) for item in wanted.items()), _AHEAD)
 
 
 def widest_dtype(source: Source) -> torch.dtype:

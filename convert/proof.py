@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from common.errors import ProofError
 from common.files import read_json
 from convert.sources.source import Architecture, Source
-from convert.stored import ahead
+from convert.stored import prefetch
 
 TOLERANCE = 1e-4  # of the logits, relative to the largest: float32 sums in another order
 LAYER_TOLERANCE = 1e-3  # of one attention's or MLP's output, relative to its largest: these sums cancel more
@@ -193,7 +193,7 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
         part = stored(name)
         count, *widths = part.get_shape()
         ends = [*range(0, last or count, max(1, _BAND // math.prod(widths))), last or count]
-        return ahead((partial(read, part, *at) for at in pairwise(ends)), 2)
+        return prefetch((partial(read, part, *at) for at in pairwise(ends)), 2)
 
     def vector(name: str) -> Tensor:
         return read(stored(f"transformer.{name}"), 0)

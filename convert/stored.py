@@ -99,7 +99,7 @@ def same_values(one: Readable, other: Readable) -> bool:
     return tuple(one.shape) == tuple(other.shape) and all(map(torch.equal, row_bands(one), row_bands(other)))
 
 
-def ahead(calls: Iterable[Callable[[], Tensor]], count: int) -> Iterator[Tensor]:
+def prefetch(calls: Iterable[Callable[[], Tensor]], count: int) -> Iterator[Tensor]:
     """The results of `calls`, in order, by a thread that is `count` of them ahead of the caller."""
     started: deque[Future[Tensor]] = deque()
     # one thread for its operations, too: more would compete with the caller

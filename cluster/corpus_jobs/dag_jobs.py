@@ -109,7 +109,7 @@ def describe(job: Any, settings: Settings) -> ShardJob:
 # ------------------------------------------------------------------------------------------------ why a job has failed
 
 
-def is_to_blame(item: ShardJob, task: Task, state: str) -> bool:
+def is_faulty(item: ShardJob, task: Task, state: str) -> bool:
     """Whether the shard that ran when its task ended in a state of Slurm's counts as failed."""
     if state in ("TIMEOUT", "DEADLINE"):
         return task.alone and not (item.job.resources.get("resumes") and item.lost <= _TIME_LIMITS)
@@ -133,7 +133,7 @@ def task_failure(where: str, state: str, task: Task) -> str:
     return f"{where} at its limit of {task.request.mem_mb} MB" if state == "OUT_OF_MEMORY" else where
 
 
-def last_words(log: Path) -> str:
+def last_line(log: Path) -> str:
     """The end of what a task and Slurm printed, for an error message; empty if that is nothing."""
     try:
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]

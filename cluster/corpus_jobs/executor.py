@@ -231,7 +231,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self.workflow.scheduler.error_callback(item.job)
                 continue
             others = f" (and {len(members) - 1} others of this task)" if len(members) > 1 else ""
-            said = dag_jobs.last_words(task.log) if task else ""
+            said = dag_jobs.last_line(task.log) if task else ""
             logs = [str(task.log)] if task and said else []
             self.report_job_error(_info(item, task), msg=f"{reason}{others}{said}", aux_logs=logs)
 
@@ -276,7 +276,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         for number, item in left.items():
             del task.waiting[number]
             item.lost += number == task.running or not task.started
-            if number == task.running and dag_jobs.is_to_blame(item, task, state):
+            if number == task.running and dag_jobs.is_faulty(item, task, state):
                 self._fail([item], dag_jobs.task_failure(where, state, task), task)
             elif not task.started and item.lost >= dag_jobs.LOST_TASKS:
                 unstarted.append(item)

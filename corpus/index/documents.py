@@ -163,7 +163,7 @@ class DocumentWriter:
         file.write(orjson.dumps({"bin": checksum, "files": list(self._files), "shards": self._shards}))
 
 
-def bury(prefix: Path, numbers: Sequence[int]) -> None:
+def write_tombstones(prefix: Path, numbers: Sequence[int]) -> None:
     """Replace documents of a dataset of ours by tombstones: no other token moves, and their rows are emptied.
 
     A kill in between leaves a dataset that fails its checks until this is done again.

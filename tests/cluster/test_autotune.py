@@ -28,7 +28,7 @@ def submitted(job: FakeJob) -> TrainingJob:
 
 
 class Site:
-    """The fake Slurm; at each of the command's looks, `happens` to each job that has not ended."""
+    """The fake Slurm; at each of the command's poll, `happens` to each job that has not ended."""
 
     def __init__(self, fake: FakeSlurm, folder: Path) -> None:
         self.fake, self.folder = fake, folder

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.jobs import SILENT, Job, State, current_state, look, write_state
+from cluster.jobs import SILENT, Job, State, ask_slurm, current_state, write_state
 from cluster.slurm import QueuedJob
 from tests.cluster.fake_slurm import FakeSlurm
 from tests.cluster.helpers import claim, model_folder, slurm_job
@@ -58,8 +58,8 @@ def test_files_show_what_a_silent_controller_does_not(folder: Path, job: Job) ->
 def test_all_jobs_are_looked_up_with_one_call(folder: Path, tmp_path: Path, fake: FakeSlurm) -> None:
     jobs = [slurm_job(model_folder(tmp_path / str(number)), fake) for number in range(3)]
     fake.forget(jobs[1].id)
-    assert set(look(jobs) or {}) == {jobs[0].id, jobs[2].id}
-    assert look([jobs[1]]) == {}, "the only id is unknown: an error of squeue, which says something about the job"
+    assert set(ask_slurm(jobs) or {}) == {jobs[0].id, jobs[2].id}
+    assert ask_slurm([jobs[1]]) == {}, "the only id is unknown: an error of squeue, which says something about the job"
     assert len(fake.calls("squeue")) == 2
     fake.behave(silent=True)
-    assert look(jobs) is None
+    assert ask_slurm(jobs) is None

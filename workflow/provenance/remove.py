@@ -43,7 +43,7 @@ from common.settings import Settings
 from common.workers import Workers
 from corpus.dedup.signatures import write_signatures
 from corpus.index import content_of
-from corpus.index.documents import DocumentTable, bury
+from corpus.index.documents import DocumentTable, write_tombstones
 from corpus.urls.url import document_id
 from training.model_folder import checkpoint_folders, iteration_of
 from training.trace import Trace
@@ -209,7 +209,7 @@ def carry_out(run: Path, path: Path, workers: int = 1) -> Record:
     for name in record["signatures"]:
         _sign(run, name, settings, workers)
     for prefix, numbers in record["datasets"].items():
-        bury(run / prefix, numbers)
+        write_tombstones(run / prefix, numbers)
     for name, found in record["models"].items():
         _withdraw(run, run / name, found, path.stem)
     for made in filter(Path.is_file, chain.from_iterable(map(run.glob, _MADE_AGAIN))):

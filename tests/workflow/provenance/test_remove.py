@@ -16,7 +16,7 @@ from common.config import load_settings
 from common.errors import ConfigError
 from common.files import read_json
 from corpus.index import IndexedDataset, IndexWriter, Meta
-from corpus.index.documents import REMOVED, DocumentTable, bury
+from corpus.index.documents import REMOVED, DocumentTable, write_tombstones
 from corpus.scrape.warc import Archive, parse_request, read_records, write_records
 from corpus.urls.url import document_id
 from tests.corpus.scrape.test_archive import URL, page
@@ -167,7 +167,7 @@ def test_a_takedown_that_is_killed_anywhere_is_finished_by_the_next(run: Path, m
             return call
 
         with monkeypatch.context() as patch:
-            for name in ("remove_from", "_sign", "bury", "_withdraw", "write_text", "write_json"):
+            for name in ("remove_from", "_sign", "write_tombstones", "_withdraw", "write_text", "write_json"):
                 patch.setattr(module, name, counted(getattr(module, name)))
             patch.setattr(os, "utime", counted(os.utime))
             with suppress(Interrupted):
@@ -226,7 +226,7 @@ def write_run(folder: Path, buried: list[int]) -> Path:
             writer.add_document(tokens)
             url = f"http://h{number % 5}.example/{number}"
             writer.table.add([{"id": document_id(url), "url": url}], "0000")
-    bury(prefix, buried)
+    write_tombstones(prefix, buried)
     return config
 
 
