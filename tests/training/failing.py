@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from common.errors import InputError
-from training import probe, step, train, trainer
+from training import job, probe, step, train, trainer
 from training.checkpoint import writing
 from training.launch.rank import read_launch
 from training.monitoring.stop import Stop
@@ -38,13 +38,13 @@ def rank_1_hangs_here() -> None:
 
 def before_the_third_step(act: Callable[[], Any]) -> None:
     """Call `act` where the batch of the third step is read."""
-    real = trainer.step_batches
+    real = job.step_batches
 
     def batches(*arguments: Any) -> Generator[Any, None, None]:
         yield from islice(real(*arguments), 2)
         act()
 
-    trainer.step_batches = batches  # type: ignore[assignment]
+    job.step_batches = batches  # type: ignore[assignment]
 
 
 def tell_signals() -> None:
