@@ -16,6 +16,10 @@ onstart:
     snakefile.prepare_run(settings)
 
 
+onsuccess:
+    snakefile.print_results(workflow)
+
+
 rule all:
     default_target: True
     input:

@@ -125,9 +125,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("cluster.submit", __doc__)
     cli.add_model_settings(parser)
     parser.add_argument("--wait", action="store_true", help="wait for the job to end")
-    parser.add_argument(
-        "--terminal", type=int, metavar="N", help="descriptor that gets the progress of a local job, too"
-    )
     parser.add_argument("--dry-run", action="store_true", help="print the batch script that would be submitted")
     arguments = parser.parse_args(argv)
     settings = cli.read_settings(arguments)
@@ -140,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = submit(settings, arguments.model)
     if arguments.wait:
         folder, restarts = settings.model_folder(arguments.model).resolve(), settings.cluster.max_restarts
-        wait(arguments.model, folder, job, restarts, arguments.terminal if job.executor == "local" else None)
+        wait(arguments.model, folder, job, restarts)
     return 0
 
 

@@ -44,6 +44,14 @@ class _Parser(argparse.ArgumentParser):
             message += closest(message.split()[2], self._option_string_actions)
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse; or, called by a shell for the completion of a command line, print what completes it and exit."""
+        if "_ARGCOMPLETE" in os.environ:
+            import argcomplete
+
+            argcomplete.autocomplete(self)
+        return super().parse_args(args, namespace)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does (verbs, too), collect every `section.key=value`, and check the paths."""
         given = list(sys.argv[1:] if args is None else args)

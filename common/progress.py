@@ -1,26 +1,33 @@
-"""Progress on stderr: a bar on a terminal, a line every 30 seconds in a batch log, nothing with `--quiet`.
+"""Progress on stderr: a bar on a terminal; lines in a log, after 2, 6 and 14 seconds, then every 30; none with `--quiet`.
 
-Every command shows its progress with these functions. `--quiet` sets the environment variable URLS_TO_GPT2_QUIET, which
+Every command shows its progress with these functions; a Snakemake shows that of its jobs, from their logs. `--quiet` sets the environment variable URLS_TO_GPT2_QUIET, which
 the processes that a command starts inherit; set by hand, it silences all jobs of a Snakemake.
 """
 
 import os
+import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from threading import Lock
+from pathlib import Path
+from threading import Event, Lock, Thread
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from common.console import is_quiet
 
 LOG_INTERVAL = 30.0  # seconds between two lines in a batch log
+_FIRST_LINE = 2.0  # seconds to a meter's first line there; the time to the next one doubles
 _BAR_INTERVAL = 1.0  # seconds between two updates of the rates on a terminal
 _WINDOW = 30.0  # seconds over which rates are averaged
+_LOGS = 32  # of one step that are read at a time
+_SHARE = re.compile(r"(?<=\s)(\d+)/([1-9]\d*)(?=[\s,])")  # in the line of a meter or a training
 
 
 class Meter:
@@ -40,7 +47,7 @@ class Meter:
         self._bar: Progress | None = None
 
     def __enter__(self) -> "Meter":
-        self._interval = LOG_INTERVAL
+        self._interval = _FIRST_LINE
         if sys.stderr.isatty() and not is_quiet():
             self._interval = _BAR_INTERVAL
             names, figures = TextColumn("{task.description}"), TextColumn("{task.fields[figures]}")
@@ -54,7 +61,7 @@ class Meter:
             self._task = self._bar.add_task(name, total=self.total, completed=self.done, figures="")
             self._bar.start()
         # (time, items, bytes) at the last updates: rates are computed since the oldest of them
-        self._samples = deque([(time.monotonic(), self.done, 0)], maxlen=round(_WINDOW / self._interval))
+        self._samples = deque([(time.monotonic(), self.done, 0)], maxlen=round(_WINDOW) if self._bar else 1)
         return self
 
     def advance(self, count: int = 1, size: int = 0, note: str = "") -> None:
@@ -71,14 +78,19 @@ class Meter:
         if now - self._samples[-1][0] >= self._interval:
             self._show(now)
 
+    def note(self, text: str) -> None:
+        """Show a note at once: the next `advance` may be minutes away."""
+        self._note = text
+        self._show(time.monotonic())
+
     def _show(self, now: float) -> None:
         """Show the rates since the oldest sample, the remaining time at that rate, and the note."""
         then, done, size = self._samples[0]
         self._samples.append((now, self.done, self._bytes))
-        rate = (self.done - done) / (now - then)
+        rate = (self.done - done) / max(now - then, 1e-3)
         figures = f"{rate:.1f}/s"
         if self._bytes:
-            figures += f", {(self._bytes - size) / (now - then) / 1e6:.2f} MB/s"
+            figures += f", {(self._bytes - size) / max(now - then, 1e-3) / 1e6:.2f} MB/s"
         if self.total and rate:
             figures += f", {timedelta(seconds=round((self.total - self.done) / rate))} left"
         if self._note:
@@ -86,6 +98,7 @@ class Meter:
         if self._bar is not None:
             self._bar.update(self._task, figures=figures)
         elif self._lines:
+            self._interval = min(LOG_INTERVAL, 2 * self._interval)
             of = f"/{self.total}" if self.total is not None else ""
             print(f"{self.label}: {self.done}{of} {self.unit}, {figures}", file=sys.stderr, flush=True)
 
@@ -107,22 +120,100 @@ def count_bytes(label: str, total: int) -> Iterator[Callable[[int], None]]:
         yield advance
 
 
-class Ticker:
-    """Prints a line at most every 30 seconds, for a command that waits for something else to advance.
+@dataclass(frozen=True)
+class Running:
+    """A step of a DAG that has running jobs."""
 
-    `terminal`: a descriptor that gets the lines, too.
+    name: str
+    finished: int
+    """Jobs that have ended."""
+    jobs: int
+    """All jobs, running and waiting ones included."""
+    logs: Sequence[Path]
+    """Of the running jobs."""
+
+    def look(self) -> tuple[float, str]:
+        """How many jobs are done, running ones by their share, and the newest last line of their logs."""
+        done, line, newest = float(self.finished), "", 0.0
+        for path in self.logs[:_LOGS]:
+            with suppress(OSError), path.open("rb") as log:
+                facts = os.fstat(log.fileno())
+                log.seek(max(0, facts.st_size - 4096))
+                last = log.read().decode(errors="replace").rstrip().rpartition("\n")[2]
+                if share := _SHARE.search(last):
+                    done += min(1.0, int(share[1]) / int(share[2]))
+                if last and facts.st_mtime >= newest:
+                    line, newest = last, facts.st_mtime
+        return done, line
+
+
+@contextmanager
+def watch(look: Callable[[], Sequence[Running]]) -> Iterator[Callable[[], AbstractContextManager[object]]]:
+    """Show the steps that `look()` returns until the block ends: a bar per step, or off a terminal a line every 30 s.
+
+    Yields a function: other output goes into `with above():`, which takes the bars away meanwhile.
     """
+    bars, ended, tasks = None, Event(), dict[str, TaskID]()
+    if sys.stderr.isatty():
+        line = TextColumn("{task.fields[line]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+        columns = (TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn(), line)
+        bars = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False, expand=True)
 
-    def __init__(self, terminal: int | None = None) -> None:
-        self._terminal = terminal
+    @contextmanager
+    def above() -> Iterator[None]:
+        assert bars is not None
+        bars.stop()
+        try:
+            yield
+        finally:
+            if not ended.is_set():
+                bars.start()
+
+    def draw(steps: Sequence[Running]) -> None:
+        for gone in tasks.keys() - {step.name for step in steps}:
+            if bars is not None:
+                bars.remove_task(tasks.pop(gone))
+        for step in steps:
+            done, line = step.look()
+            count = f"{step.finished}/{step.jobs} jobs" if step.jobs > 1 else ""
+            if bars is None:
+                print(f"{step.name}: {', '.join(filter(None, (count, line or 'running')))}", file=sys.stderr, flush=True)
+                continue
+            if step.name not in tasks:
+                tasks[step.name] = bars.add_task(step.name, line="")
+            task = tasks[step.name]
+            if count and (rate := bars.tasks[bars.task_ids.index(task)].speed):
+                count += f", {timedelta(seconds=round((step.jobs - done) / rate))} left"
+            total = step.jobs if done else None  # None: the bar only says that it runs
+            bars.update(task, total=total, completed=done, line="; ".join(filter(None, (count, line))))
+        if bars is not None:
+            bars.refresh()
+
+    def repeat() -> None:
+        while not ended.wait(LOG_INTERVAL if bars is None else _BAR_INTERVAL):
+            draw(look())
+
+    if is_quiet():
+        yield nullcontext
+        return
+    thread = Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        with bars or nullcontext():
+            yield above if bars else nullcontext
+    finally:
+        ended.set()
+        thread.join()
+
+
+class Ticker:
+    """Prints a line at most every 30 seconds, for a command that waits for something else to advance."""
+
+    def __init__(self) -> None:
         self._printed = time.monotonic()
 
     def show(self, line: Callable[[], str]) -> None:
         """Print `line()` on stdout if it is due."""
         if time.monotonic() - self._printed >= LOG_INTERVAL and not is_quiet():
             self._printed = time.monotonic()
-            text = line()
-            print(text, flush=True)
-            if self._terminal is not None:
-                with suppress(OSError):  # it was closed
-                    os.write(self._terminal, f"{text}\n".encode())
+            print(line(), flush=True)

@@ -92,7 +92,7 @@ def tokenize(
     encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(step.documents()), step.workers - 1)
     writer = IndexWriter(prefix, token_dtype(meta.vocab_size), meta, table=True)
     bits = Counter[int]()
-    with writer as index, step.results(unit="tokens") as results:
+    with writer as index, step.results() as results:
         assert index.table is not None
         for batch in encoded:
             index.add_documents(batch.tokens, batch.lengths)
@@ -104,7 +104,7 @@ def tokenize(
                 bits[length.bit_length()] += 1
             step.stats.documents_out += len(batch.lengths)
             step.stats.bytes_out += batch.tokens.nbytes
-            results.meter.advance(len(batch.tokens), note=f"{index.documents:,} documents")
+            results.meter.advance(len(batch.lengths) + len(batch.short), note=f"{index.tokens:,} tokens")
     step.stats.extra |= {"tokens": index.tokens, "token_lengths": histogram(bits)}
     return step.stats
 

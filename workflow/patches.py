@@ -1,19 +1,24 @@
-"""Four places where this workflow needs another behaviour of Snakemake, which has no options for them.
+"""Five places where this workflow needs another behaviour of Snakemake, which has no options for them.
 
 - Records of what each result was made with are kept in RUN/records, with paths below the run, so that a run may be
   copied or renamed; and a run is locked by the kernel, so that no lock outlives a killed Snakemake. See `RunRecords`.
 - Results of an earlier run stay until a job replaces them: our commands write them whole or not at all.
 - Before it starts or plans (-n), it says what a changed setting makes it do again (workflow/redone.py).
 - A job that ends with exit code 2 is not tried again: its input or settings are wrong.
+- It shows the progress of running jobs (common.progress.watch), and Ctrl-C ends it with one line.
 """
 
 import base64
 import json
 import os
+import signal
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from snakemake.io import Mtime
@@ -21,13 +26,15 @@ from snakemake.persistence.file import FilePersistence
 from snakemake_interface_common.exceptions import WorkflowError
 
 from common import run_card
-from common.console import note
+from common.console import fail, note
 from common.errors import USER_ERROR, InputError
 from common.files import find_inputs, first_change, locked_run, read_json
+from common.progress import Running, watch
 from common.settings import Settings
 from workflow import redone, steps
 
 _RECORDS = "records"
+_interrupted = Event()  # by Ctrl-C
 
 
 def install(settings: Settings) -> None:
@@ -49,6 +56,9 @@ def install(settings: Settings) -> None:
             await finish(job, *arguments, **named)
 
     def callback(executor: Any, info: Any, future: Any) -> None:
+        if _interrupted.is_set():
+            executor.handle_job_error(info.job)  # its clean-up; nobody asks why it failed
+            return
         cause = getattr(future.exception(), "__context__", None)  # the CalledProcessError of the command
         if getattr(cause, "returncode", None) == USER_ERROR:
             give_up(info.job)
@@ -62,6 +72,14 @@ def install(settings: Settings) -> None:
     snakemake.workflow.FilePersistence = partial(RunRecords, settings)
     Job.remove_existing_output, Job.postprocess = remove_existing_output, postprocess
     Executor._callback = callback
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """End Snakemake without a traceback. While jobs run, its scheduler waits for their ends."""
+    _interrupted.set()
+    sys.exit(128 + signal.SIGINT)
 
 
 def give_up(job: Any) -> None:
@@ -90,13 +108,24 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of the run, which ends with this process. Raises WorkflowError if another one has it."""
+        """Hold the lock of the run, which ends with this process, and show the progress of jobs.
+
+        Exits with one line if another process has the lock, and after Ctrl-C.
+        """
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked_run(self._settings.run))
             except InputError as error:
-                raise WorkflowError(str(error)) from None
-            yield
+                sys.exit(fail(error))
+            try:
+                with watch(partial(running_steps, self.dag)) as above:
+                    _log_above_bars(above)
+                    yield
+            except (WorkflowError, SystemExit):
+                if not _interrupted.is_set():
+                    raise
+                print("interrupted: finished steps are kept; rerun the same command to continue", file=sys.stderr)
+                sys.exit(128 + signal.SIGINT)
 
     def _get_key(self, f: Any) -> str:
         return str(super()._get_key(f)).removeprefix(self._inside)
@@ -115,6 +144,31 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
         if self.metadata(file) is None:
             return os.path.exists(file) and _tell(self._settings.run)
         return super()._input_changed(job, file) or self._change(job.rule.name)
+
+
+def running_steps(dag: Any) -> list[Running]:
+    """The steps that have running jobs, in the order of their names."""
+    scheduler, running = dag.workflow.scheduler, dict[str, list[Path]]()
+    for one in list(scheduler.running) if scheduler is not None else ():
+        for job in one if one.is_group() else [one]:
+            running.setdefault(job.rule.name, []).extend(map(Path, job.log))
+    ended = Counter(job.rule.name for job in list(dag._finished) if job.rule.name in running)
+    jobs = Counter(job.rule.name for job in list(dag._needrun) if job.rule.name in running)
+    return [Running(name, ended[name], jobs[name], running[name]) for name in sorted(running)]
+
+
+def _log_above_bars(above: Any) -> None:
+    """Make Snakemake's messages appear above the bars of `watch`."""
+    from snakemake.logging import ColorizingTextHandler, logger
+
+    for handler in logger.handlers:
+        if isinstance(handler, ColorizingTextHandler):
+
+            def emit(record: Any, handler: Any = handler) -> None:
+                with above():
+                    ColorizingTextHandler.emit(handler, record)
+
+            handler.emit = emit
 
 
 @cache

@@ -28,7 +28,7 @@ from common.config import (
     with_overrides,
     write_settings,
 )
-from common.console import fail, warn
+from common.console import fail, say, warn
 from common.errors import ConfigError, ToolkitError
 from common.files import REMOVED_IDS, find_inputs, read_json, write_json
 from common.settings import Settings
@@ -138,6 +138,15 @@ def prepare_run(settings: Settings) -> None:
         write_json(_crawl_layout(settings), {"shards": settings.shards})
     if warning := settings.dedup.low_recall():
         warn(warning)
+
+
+def print_results(workflow: Any) -> None:
+    """Print where a run that ended well has its report and its models."""
+    for job in workflow.dag.jobs:
+        if job.rule.name == "report":
+            say(f"report: {job.output.page}")
+        elif job.rule.name == "merge":
+            say(f"model:  {Path(job.output.config).parent}")
 
 
 def _inputs(settings: Settings) -> Iterable[Path]:

@@ -46,8 +46,7 @@ rule train:
     # Snakemake sets OMP_NUM_THREADS to the cores of the whole job; the ranks divide them among themselves.
     shell:
         "unset OMP_NUM_THREADS; "
-        'python -m cluster.submit --config "$URLS_TO_GPT2_SETTINGS" --model {wildcards.model} --wait '
-        "--terminal 3 3>&2 > {log:q} 2>&1"
+        'python -m cluster.submit --config "$URLS_TO_GPT2_SETTINGS" --model {wildcards.model} --wait > {log:q} 2>&1'
 
 
 rule merge:
