@@ -1,7 +1,8 @@
-"""Progress on stderr: a bar on a terminal; lines in a log, after 2, 6 and 14 seconds, then every 30; none with `--quiet`.
+"""Progress on stderr: a bar on a terminal, lines in a log (after 2, 6 and 14 seconds, then every 30).
 
-Every command shows its progress with these functions; a Snakemake shows that of its jobs, from their logs. `--quiet` sets the environment variable URLS_TO_GPT2_QUIET, which
-the processes that a command starts inherit; set by hand, it silences all jobs of a Snakemake.
+Every command shows its progress with these functions, and Snakemake that of its jobs, from their logs. `--quiet` sets
+the environment variable URLS_TO_GPT2_QUIET, which the processes that a command starts inherit; set by hand, it silences
+all jobs of a Snakemake.
 """
 
 import os
@@ -177,7 +178,9 @@ def watch(look: Callable[[], Sequence[Running]]) -> Iterator[Callable[[], Abstra
             done, line = step.look()
             count = f"{step.finished}/{step.jobs} jobs" if step.jobs > 1 else ""
             if bars is None:
-                print(f"{step.name}: {', '.join(filter(None, (count, line or 'running')))}", file=sys.stderr, flush=True)
+                print(
+                    f"{step.name}: {', '.join(filter(None, (count, line or 'running')))}", file=sys.stderr, flush=True
+                )
                 continue
             if step.name not in tasks:
                 tasks[step.name] = bars.add_task(step.name, line="")

@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from common.errors import EmptyResultError, InputError
-from common.files import BadLines, Document, Fingerprint, document_writer, fingerprint, first_change, read_json, read_shards
+from common.files import (
+    BadLines,
+    Document,
+    Fingerprint,
+    document_writer,
+    fingerprint,
+    first_change,
+    read_json,
+    read_shards,
+)
 from common.progress import Meter
 from common.settings import Settings
 from common.stats import Stats

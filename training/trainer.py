@@ -32,6 +32,7 @@ from training.inference.sampling import sample_token
 from training.launch.preflight import checkpoint_bytes, preflight
 from training.launch.process_group import World
 from training.metrics.boards import open_boards
+from training.metrics.device import device_name
 from training.metrics.logger import MetricsLogger
 from training.metrics.timers import Timers
 from training.monitoring import blame
@@ -334,7 +335,7 @@ def _write_card(folder: Path, start: Sequence[Path], data: Blend, world: World) 
     """Write MODEL_FOLDER/run.json, the card of this start, which may `start` from weights."""
     prefixes = [part.corpus.prefix for part in data.parts]
     inputs = [*(suffixed(prefix, suffix) for prefix in prefixes for suffix in (".bin", ".idx")), *start]
-    more = {"job": world.launch.key, "processes": world.size}
+    more = {"job": world.launch.key, "processes": world.size, "device": device_name(world.device)}
     run_card.write_card(folder / run_card.NAME, settings=folder / "settings.yaml", inputs=inputs, **more)
 
 
