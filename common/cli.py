@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
             message += closest(message.split()[2], self._option_string_actions)
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; or, called by a shell for the completion of a command line, print what completes it and exit."""
         if "_ARGCOMPLETE" in os.environ:
             import argcomplete

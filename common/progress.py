@@ -24,7 +24,7 @@ from rich.table import Column
 from common.console import is_quiet
 
 LOG_INTERVAL = 30.0  # seconds between two lines in a batch log
-_FIRST_LINE = 2.0  # seconds to a meter's first line there; the time to the next one doubles
+_FIRST_LINE = 2.0  # seconds to the first line of a command there; the time to the next one doubles
 _BAR_INTERVAL = 1.0  # seconds between two updates of the rates on a terminal
 _WINDOW = 30.0  # seconds over which rates are averaged
 _LOGS = 32  # of one step that are read at a time
@@ -92,7 +92,7 @@ class Meter:
         figures = f"{rate:.1f}/s"
         if self._bytes:
             figures += f", {(self._bytes - size) / max(now - then, 1e-3) / 1e6:.2f} MB/s"
-        if self.total and rate:
+        if self.total and rate and self.done < self.total:
             figures += f", {timedelta(seconds=round((self.total - self.done) / rate))} left"
         if self._note:
             figures += f"; {self._note}"
@@ -144,7 +144,7 @@ class Running:
                 if share := _SHARE.search(last):
                     done += min(1.0, int(share[1]) / int(share[2]))
                 if last and facts.st_mtime >= newest:
-                    line, newest = last, facts.st_mtime
+                    line, newest = last.removeprefix(f"{self.name}: "), facts.st_mtime
         return done, line
 
 
@@ -210,13 +210,13 @@ def watch(look: Callable[[], Sequence[Running]]) -> Iterator[Callable[[], Abstra
 
 
 class Ticker:
-    """Prints a line at most every 30 seconds, for a command that waits for something else to advance."""
+    """Prints a line as often as a `Meter` in a log, for a command that waits for something else to advance."""
 
     def __init__(self) -> None:
-        self._printed = time.monotonic()
+        self._printed, self._interval = time.monotonic(), min(_FIRST_LINE, LOG_INTERVAL)
 
     def show(self, line: Callable[[], str]) -> None:
         """Print `line()` on stdout if it is due."""
-        if time.monotonic() - self._printed >= LOG_INTERVAL and not is_quiet():
-            self._printed = time.monotonic()
+        if time.monotonic() - self._printed >= self._interval and not is_quiet():
+            self._printed, self._interval = time.monotonic(), min(LOG_INTERVAL, 2 * self._interval)
             print(line(), flush=True)

@@ -2,6 +2,7 @@
 
 import fcntl
 from pathlib import Path
+from types import SimpleNamespace as Names
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from common.errors import ConfigError
 from common.files import read_json
 from common.settings import Settings
 from tests.workflow.pipeline import LINKED, ROOT, snakemake
-from workflow.snakefile import prepare_run, settings_for_workflow, settings_of_job
+from workflow.snakefile import prepare_run, print_results, settings_for_workflow, settings_of_job
 
 SENTENCES = "A sentence of English words that is long enough to be told as English by anybody who reads it."
 CLEAN = "results/x/clean/0000.jsonl.zst"
@@ -92,6 +93,13 @@ def test_a_wrong_configuration_stops_snakemake_before_any_job(tmp_path: Path) ->
     (line,) = [line for line in result.stderr.splitlines() if "profile" not in line]
     assert result.returncode == 2 and line.startswith("error: config.yaml: shards: ")
     assert not (tmp_path / "results").exists()
+
+
+def test_a_run_ends_with_the_paths_of_its_report_and_models(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = {"report": {"page": "x/report.html"}, "merge": {"config": "x/merged/tiny/config.json"}, "train": {}}
+    jobs = [Names(rule=Names(name=name), output=Names(**output)) for name, output in outputs.items()]
+    print_results(Names(dag=Names(jobs=jobs)))
+    assert capsys.readouterr().out == "report: x/report.html\nmodel:  x/merged/tiny\n"
 
 
 def test_another_member_of_the_group_may_start_the_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
