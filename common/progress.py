@@ -80,9 +80,10 @@ class Meter:
             self._show(now)
 
     def note(self, text: str) -> None:
-        """Show a note at once: the next `advance` may be minutes away."""
+        """Show a note at once, as the next `advance` may be minutes away; in a log, not for a step of seconds."""
         self._note = text
-        self._show(time.monotonic())
+        if self._bar is not None or self._interval > _FIRST_LINE:
+            self._show(time.monotonic())
 
     def _show(self, now: float) -> None:
         """Show the rates since the oldest sample, the remaining time at that rate, and the note."""

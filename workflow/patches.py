@@ -76,10 +76,13 @@ def install(settings: Settings) -> None:
         signal.signal(signal.SIGINT, _interrupt)
 
 
-def _interrupt(_number: int, _frame: object) -> None:
-    """End Snakemake without a traceback. While jobs run, its scheduler waits for their ends."""
+class _Interrupt(SystemExit, KeyboardInterrupt):
+    """Ctrl-C: a KeyboardInterrupt for Snakemake's scheduler and executors, which ends Python without a traceback."""
+
+
+def _interrupt(number: int, _frame: object) -> None:
     _interrupted.set()
-    sys.exit(128 + signal.SIGINT)
+    raise _Interrupt(128 + number)
 
 
 def give_up(job: Any) -> None:
@@ -121,7 +124,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
                 with watch(partial(running_steps, self.dag)) as above:
                     _log_above_bars(above)
                     yield
-            except (WorkflowError, SystemExit):
+            except (WorkflowError, _Interrupt):
                 if not _interrupted.is_set():
                     raise
                 print("interrupted: finished steps are kept; rerun the same command to continue", file=sys.stderr)
