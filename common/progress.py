@@ -11,14 +11,22 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from threading import Event, Lock, Thread
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
 
 from common.console import is_quiet
@@ -89,10 +97,11 @@ class Meter:
         """Show the rates since the oldest sample, the remaining time at that rate, and the note."""
         then, done, size = self._samples[0]
         self._samples.append((now, self.done, self._bytes))
-        rate = (self.done - done) / max(now - then, 1e-3)
+        seconds = max(now - then, 1e-3)
+        rate = (self.done - done) / seconds
         figures = f"{rate:.1f}/s"
         if self._bytes:
-            figures += f", {(self._bytes - size) / max(now - then, 1e-3) / 1e6:.2f} MB/s"
+            figures += f", {(self._bytes - size) / seconds / 1e6:.2f} MB/s"
         if self.total and rate and self.done < self.total:
             figures += f", {timedelta(seconds=round((self.total - self.done) / rate))} left"
         if self._note:
@@ -150,64 +159,45 @@ class Running:
 
 
 @contextmanager
-def watch(look: Callable[[], Sequence[Running]]) -> Iterator[Callable[[], AbstractContextManager[object]]]:
-    """Show the steps that `look()` returns until the block ends: a bar per step, or off a terminal a line every 30 s.
+def watch(look: Callable[[], Sequence[Running]]) -> Iterator[None]:
+    """Show a bar for each step that `look()` returns until the block ends; on a terminal only.
 
-    Yields a function: other output goes into `with above():`, which takes the bars away meanwhile.
+    What is printed on sys.stderr meanwhile appears above the bars.
     """
-    bars, ended, tasks = None, Event(), dict[str, TaskID]()
-    if sys.stderr.isatty():
-        line = TextColumn("{task.fields[line]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
-        columns = (TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn(), line)
-        bars = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False, expand=True)
+    if is_quiet() or not sys.stderr.isatty():
+        yield
+        return
+    line = TextColumn("{task.fields[line]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+    bars = Progress(
+        *(TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn(), TimeRemainingColumn(), line),
+        console=Console(stderr=True, soft_wrap=True),  # the terminal wraps long lines, so that they can be copied
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+        expand=True,
+    )
+    ended, tasks = Event(), dict[str, TaskID]()
 
-    @contextmanager
-    def above() -> Iterator[None]:
-        assert bars is not None
-        bars.stop()
+    def draw() -> None:
+        while not ended.wait(_BAR_INTERVAL):
+            steps = look()
+            for gone in tasks.keys() - {step.name for step in steps}:
+                bars.remove_task(tasks.pop(gone))
+            for step in steps:
+                done, line = step.look()
+                if step.name not in tasks:
+                    tasks[step.name] = bars.add_task(step.name, line="")
+                line = f"{step.finished}/{step.jobs} jobs; {line}" if step.jobs > 1 else line
+                total = step.jobs if done else None  # None: the bar only says that it runs
+                bars.update(tasks[step.name], total=total, completed=done, line=line)
+
+    thread = Thread(target=draw, daemon=True)
+    with bars:
+        thread.start()
         try:
             yield
         finally:
-            if not ended.is_set():
-                bars.start()
-
-    def draw(steps: Sequence[Running]) -> None:
-        for gone in tasks.keys() - {step.name for step in steps}:
-            if bars is not None:
-                bars.remove_task(tasks.pop(gone))
-        for step in steps:
-            done, line = step.look()
-            count = f"{step.finished}/{step.jobs} jobs" if step.jobs > 1 else ""
-            if bars is None:
-                print(
-                    f"{step.name}: {', '.join(filter(None, (count, line or 'running')))}", file=sys.stderr, flush=True
-                )
-                continue
-            if step.name not in tasks:
-                tasks[step.name] = bars.add_task(step.name, line="")
-            task = tasks[step.name]
-            if count and (rate := bars.tasks[bars.task_ids.index(task)].speed):
-                count += f", {timedelta(seconds=round((step.jobs - done) / rate))} left"
-            total = step.jobs if done else None  # None: the bar only says that it runs
-            bars.update(task, total=total, completed=done, line="; ".join(filter(None, (count, line))))
-        if bars is not None:
-            bars.refresh()
-
-    def repeat() -> None:
-        while not ended.wait(LOG_INTERVAL if bars is None else _BAR_INTERVAL):
-            draw(look())
-
-    if is_quiet():
-        yield nullcontext
-        return
-    thread = Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        with bars or nullcontext():
-            yield above if bars else nullcontext
-    finally:
-        ended.set()
-        thread.join()
+            ended.set()
+            thread.join()
 
 
 class Ticker:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from common.files import Document, write_json
+from common.files import Document, read_json, write_json
 
 _EXAMPLES = 10  # kept per reason
 _EXAMPLE_CHARACTERS = 200  # kept of each text
@@ -150,3 +150,10 @@ def _most_frequent(values: dict[str, tuple[int, int]]) -> dict[str, dict[str, in
     """`{"wiki": {"documents": 7, "bytes": 900}}`, the most documents first; the rest is known from `documents_out`."""
     ordered = sorted(values.items(), key=lambda item: (-item[1][0], item[0]))[:_WRITTEN]
     return {value: {"documents": documents, "bytes": size} for value, (documents, size) in ordered}
+
+
+def kept_before(shards: Iterable[Path | str]) -> int | None:
+    """The documents in some shards, for progress, where the statistics of the step that wrote them are beside them."""
+    paths = [path.with_name(f"{path.name.partition('.')[0]}.stats.json") for path in map(Path, shards)]
+    known = all(map(Path.is_file, paths))
+    return sum(read_json(path).get("documents_out", 0) for path in paths) or None if known else None

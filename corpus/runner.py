@@ -21,19 +21,10 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from common.errors import EmptyResultError, InputError
-from common.files import (
-    BadLines,
-    Document,
-    Fingerprint,
-    document_writer,
-    fingerprint,
-    first_change,
-    read_json,
-    read_shards,
-)
+from common.files import BadLines, Document, Fingerprint, document_writer, fingerprint, first_change, read_shards
 from common.progress import Meter
 from common.settings import Settings
-from common.stats import Stats
+from common.stats import Stats, kept_before
 from common.workers import Workers, batched
 
 Item = TypeVar("Item")
@@ -172,7 +163,7 @@ class Step:
         with (
             writer or nullcontext(_discard) as write,
             document_writer(self.rejects, self.name) as reject,
-            Meter(self.name, unit or self.unit, self._total()) as meter,
+            Meter(self.name, unit or self.unit, kept_before(self.inputs)) as meter,
         ):
             yield Results(self.stats, meter, write, reject)
             if self.max_bad_share is not None:
@@ -192,12 +183,6 @@ class Step:
             for outcome in outcomes:
                 results.record(outcome)
         return self.stats
-
-    def _total(self) -> int | None:
-        """The documents in the inputs, where the statistics of the step before stand beside them; only for progress."""
-        stats = [path.with_name(f"{path.name.partition('.')[0]}.stats.json") for path in map(Path, self.inputs)]
-        known = all(map(Path.is_file, stats)) and sum(read_json(path).get("documents_out", 0) for path in stats)
-        return known or None
 
     def _empty(self) -> str:
         """`a.zst …: none of 7 documents is left (7 short); CURE`."""

@@ -25,7 +25,7 @@ from report.corpus import corpus_figures
 from report.curves import curve_charts, curve_rows
 from report.documents import kept_documents
 from report.funnel import Step, documents_chart, funnel
-from report.layout import comparisons, facts, memory_chart
+from report.layout import comparisons, memory_chart
 from report.models import Model, settings_of, split_samples, trained_models
 from report.timing import Clock, gantt_chart, timeline
 
@@ -58,7 +58,6 @@ def render(run: Path, settings: Settings | None = None) -> str:
         curve_rows=curve_rows,
         memory_chart=memory_chart(models),
         comparisons=comparisons,
-        facts=facts,
         works=works,
         clock=Clock(works),
         gantt_chart=gantt_chart(works) if works else None,

@@ -19,7 +19,8 @@ def comparisons(model: Model) -> list[tuple[str, str, str]]:
     planned = {key: plan[key] for key in ("memory_bytes", "tokens_per_second", "seconds") if plan.get(key)}
     memory = f"{planned['memory_bytes'] / GIB:.2f} GiB" if "memory_bytes" in planned else ""
     speed = number(float(planned["tokens_per_second"])) if "tokens_per_second" in planned else ""
-    middle = _median_speed(model)
+    seen = model.train.values("tokens_per_second")
+    middle = float(np.nanmedian(seen)) if np.isfinite(seen).any() else 0.0
     mfu = model.train.values("mfu")
     share = f", {np.nanmedian(mfu):.1%} of the device's peak" if np.isfinite(mfu).any() else ""
     time = duration(planned["seconds"]) if "seconds" in planned else ""
@@ -33,23 +34,6 @@ def comparisons(model: Model) -> list[tuple[str, str, str]]:
     return [row for row in rows if all(row[1:])]
 
 
-def facts(model: Model) -> str:
-    """`16 samples of 128 tokens per iteration; 3,879 tokens per second in the median; 5 min`: plan or no plan."""
-    found, train = list[str](), model.experiment.train if model.experiment else None
-    if model.experiment and train:
-        found.append(f"{train.global_batch_size:,} samples of {model.experiment.model.seq_len:,} tokens per iteration")
-    if middle := _median_speed(model):
-        found.append(f"{number(middle)} tokens per second in the median")
-    if model.seconds:
-        found.append(f"{duration(model.seconds)} of iterations")
-    return "; ".join(found)
-
-
-def _median_speed(model: Model) -> float:
-    seen = model.train.values("tokens_per_second")
-    return float(np.nanmedian(seen)) if np.isfinite(seen).any() else 0.0
-
-
 def _peak(model: Model) -> float:
     """Bytes of the process that used most."""
     used = model.train.values("memory_mb")
@@ -57,21 +41,15 @@ def _peak(model: Model) -> float:
 
 
 def memory_chart(models: Sequence[Model]) -> list[Bar]:
-    """Per model, the predicted memory by part and what was used; none for a model without a prediction.
-
-    Without what a process takes before it holds a model (Python, the CUDA context): most of a small bar.
-    """
+    """Per model with a prediction, the predicted memory by part and what was used, both without a process's context."""
     bars = []
     for model in models:
-        parts = dict((model.plan or {}).get("memory") or {})
-        if not parts:
-            continue
-        context, used = parts.pop("context", 0), _peak(model)
-        if (model.card or {}).get("device") == "CPU":  # on a GPU, what is used does not count it
-            used = max(0, used - context)
-        predicted = f"{model.name}: {readable_bytes(sum(parts.values()))} per process predicted"
-        around = f", beside {readable_bytes(context)} of the process itself" if context else ""
-        bars.append(Bar(predicted + around, [(f"{part} {readable_bytes(held)}", held) for part, held in parts.items()]))
-        text = f"{readable_bytes(used)} used at most"
-        bars.append(Bar(f"{model.name}: {text}", [(text, used)]))
+        if parts := dict((model.plan or {}).get("memory") or {}):
+            context = parts.pop("context", 0)
+            counted = context if (model.card or {}).get("device") == "CPU" else 0  # in what is used
+            used = f"{readable_bytes(max(0, _peak(model) - counted))} used at most"
+            named = [(f"{part} {readable_bytes(held)}", held) for part, held in parts.items()]
+            predicted = f"{readable_bytes(sum(parts.values()))} per process predicted"
+            bars.append(Bar(f"{model.name}: {predicted}, and {readable_bytes(context)} for the process itself", named))
+            bars.append(Bar(f"{model.name}: {used}", [(used, max(0, _peak(model) - counted))]))
     return bars

@@ -114,23 +114,18 @@ class Model:
     @property
     def overfitting(self) -> str:
         """A sentence if the validation loss ended far above the training loss; empty otherwise."""
-        if self.train_loss is None or self.valid_loss is None or self.valid_loss - self.train_loss < _GAP:
-            return ""
+        gap = (self.valid_loss or math.nan) - (self.train_loss or math.nan)
         epochs = f" after {self.epochs:.1f} epochs" if self.epochs else ""
-        return (
-            f"{self.name}: the validation loss is {self.valid_loss - self.train_loss:.2f} nats above the training "
-            f"loss{epochs}: the model has learnt parts of the training text by heart. More text, fewer iterations or "
-            "dropout bring them together."
+        text = (
+            f"{self.name}: the validation loss is {gap:.2f} nats above the training loss{epochs}: the model memorizes"
         )
+        return f"{text} its training text. More text, fewer iterations or dropout help." if gap > _GAP else ""
 
     @property
     def hardware(self) -> str:
-        """`2 x NVIDIA H100 on node7`; of an older training, `2 processes on node7`; empty if it is not known."""
-        if not (card := self.card) or "host" not in card:
-            return ""
-        count = card.get("processes", 1)
-        device = f"{count} x {card['device']}" if "device" in card else f"{count} processes"
-        return f"{device} on {card['host']}"
+        """`2 x NVIDIA H100 on node7`; empty if it is not known."""
+        card = self.card or {}
+        return f"{card['processes']} x {card['device']} on {card['host']}" if "device" in card else ""
 
     @property
     def seconds(self) -> float | None:

@@ -15,13 +15,14 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from snakemake.io import Mtime
+from snakemake.logging import logger
 from snakemake.persistence.file import FilePersistence
 from snakemake_interface_common.exceptions import WorkflowError
 
@@ -56,9 +57,8 @@ def install(settings: Settings) -> None:
             await finish(job, *arguments, **named)
 
     def callback(executor: Any, info: Any, future: Any) -> None:
-        if _interrupted.is_set():
-            executor.handle_job_error(info.job)  # its clean-up; nobody asks why it failed
-            return
+        if _interrupted.is_set() and future.exception() is not None:
+            return  # nobody asks why it failed
         cause = getattr(future.exception(), "__context__", None)  # the CalledProcessError of the command
         if getattr(cause, "returncode", None) == USER_ERROR:
             give_up(info.job)
@@ -121,8 +121,10 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
             except InputError as error:
                 sys.exit(fail(error))
             try:
-                with watch(partial(running_steps, self.dag)) as above:
-                    _log_above_bars(above)
+                with nullcontext() if self.dag.workflow.dryrun else watch(partial(running_steps, self.dag)):
+                    for handler in logger.handlers:
+                        if getattr(handler, "stream", None) is sys.__stderr__:
+                            handler.setStream(sys.stderr)  # the bars replace it
                     yield
             except (WorkflowError, _Interrupt):
                 if not _interrupted.is_set():
@@ -158,20 +160,6 @@ def running_steps(dag: Any) -> list[Running]:
     ended = Counter(job.rule.name for job in list(dag._finished) if job.rule.name in running)
     jobs = Counter(job.rule.name for job in list(dag._needrun) if job.rule.name in running)
     return [Running(name, ended[name], jobs[name], running[name]) for name in sorted(running)]
-
-
-def _log_above_bars(above: Any) -> None:
-    """Make Snakemake's messages appear above the bars of `watch`."""
-    from snakemake.logging import ColorizingTextHandler, logger
-
-    for handler in logger.handlers:
-        if isinstance(handler, ColorizingTextHandler):
-
-            def emit(record: Any, handler: Any = handler) -> None:
-                with above():
-                    ColorizingTextHandler.emit(handler, record)
-
-            handler.emit = emit
 
 
 @cache
