@@ -21,7 +21,7 @@ _LAG = 20.0  # seconds for a job's last files to appear on a network file system
 
 
 def wait(name: str, folder: Path, job: Job, max_restarts: int) -> None:
-    """Wait for the job of a model folder; print every 30 s how far it is.
+    """Wait for the job of a model folder; print every 10 s how far it is.
 
     Raises JobError if the job did not finish, and if it waits for something that will not come (it is cancelled then).
     """

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, lines in a log (after 2, 6 and 14 seconds, then every 30).
+"""Progress on stderr: a bar on a terminal, a line every 10 seconds in a log.
 
 Every command shows its progress with these functions, and Snakemake that of its jobs, from their logs. `--quiet` sets
 the environment variable URLS_TO_GPT2_QUIET, which the processes that a command starts inherit; set by hand, it silences
@@ -31,8 +31,7 @@ from rich.table import Column
 
 from common.console import is_quiet
 
-LOG_INTERVAL = 30.0  # seconds between two lines in a batch log
-_FIRST_LINE = 2.0  # seconds to the first line of a command there; the time to the next one doubles
+LOG_INTERVAL = 10.0  # seconds between two lines in a log
 _BAR_INTERVAL = 1.0  # seconds between two updates of the rates on a terminal
 _WINDOW = 30.0  # seconds over which rates are averaged
 _LOGS = 32  # of one step that are read at a time
@@ -56,7 +55,7 @@ class Meter:
         self._bar: Progress | None = None
 
     def __enter__(self) -> "Meter":
-        self._interval = _FIRST_LINE
+        self._interval = LOG_INTERVAL
         if sys.stderr.isatty() and not is_quiet():
             self._interval = _BAR_INTERVAL
             names, figures = TextColumn("{task.description}"), TextColumn("{task.fields[figures]}")
@@ -70,7 +69,7 @@ class Meter:
             self._task = self._bar.add_task(name, total=self.total, completed=self.done, figures="")
             self._bar.start()
         # (time, items, bytes) at the last updates: rates are computed since the oldest of them
-        self._samples = deque([(time.monotonic(), self.done, 0)], maxlen=round(_WINDOW) if self._bar else 1)
+        self._samples = deque([(time.monotonic(), self.done, 0)], maxlen=round(_WINDOW / self._interval))
         return self
 
     def advance(self, count: int = 1, size: int = 0, note: str = "") -> None:
@@ -88,9 +87,9 @@ class Meter:
             self._show(now)
 
     def note(self, text: str) -> None:
-        """Show a note at once, as the next `advance` may be minutes away; in a log, not for a step of seconds."""
+        """Show a note at once, as the next `advance` may be minutes away; in a log, only after a first line."""
         self._note = text
-        if self._bar is not None or self._interval > _FIRST_LINE:
+        if self._bar is not None or len(self._samples) > 1:
             self._show(time.monotonic())
 
     def _show(self, now: float) -> None:
@@ -109,7 +108,6 @@ class Meter:
         if self._bar is not None:
             self._bar.update(self._task, figures=figures)
         elif self._lines:
-            self._interval = min(LOG_INTERVAL, 2 * self._interval)
             of = f"/{self.total}" if self.total is not None else ""
             print(f"{self.label}: {self.done}{of} {self.unit}, {figures}", file=sys.stderr, flush=True)
 
@@ -137,9 +135,8 @@ class Running:
 
     name: str
     finished: int
-    """Jobs that have ended."""
     jobs: int
-    """All jobs, running and waiting ones included."""
+    """Finished, running and waiting ones."""
     logs: Sequence[Path]
     """Of the running jobs."""
 
@@ -201,13 +198,13 @@ def watch(look: Callable[[], Sequence[Running]]) -> Iterator[None]:
 
 
 class Ticker:
-    """Prints a line as often as a `Meter` in a log, for a command that waits for something else to advance."""
+    """Prints a line at most every 10 seconds, for a command that waits for something else to advance."""
 
     def __init__(self) -> None:
-        self._printed, self._interval = time.monotonic(), min(_FIRST_LINE, LOG_INTERVAL)
+        self._printed = time.monotonic()
 
     def show(self, line: Callable[[], str]) -> None:
         """Print `line()` on stdout if it is due."""
-        if time.monotonic() - self._printed >= self._interval and not is_quiet():
-            self._printed, self._interval = time.monotonic(), min(LOG_INTERVAL, 2 * self._interval)
+        if time.monotonic() - self._printed >= LOG_INTERVAL and not is_quiet():
+            self._printed = time.monotonic()
             print(line(), flush=True)

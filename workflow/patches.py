@@ -126,10 +126,12 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
                         if getattr(handler, "stream", None) is sys.__stderr__:
                             handler.setStream(sys.stderr)  # the bars replace it
                     yield
-            except (WorkflowError, _Interrupt):
+            except (WorkflowError, _Interrupt) as error:
                 if not _interrupted.is_set():
                     raise
                 print("interrupted: finished steps are kept; rerun the same command to continue", file=sys.stderr)
+                if isinstance(error, _Interrupt):  # again: threads still wait for jobs that take their time
+                    os._exit(128 + signal.SIGINT)
                 sys.exit(128 + signal.SIGINT)
 
     def _get_key(self, f: Any) -> str:
