@@ -183,7 +183,7 @@ def watch(look: Callable[[], Sequence[Running]]) -> Iterator[None]:
                 done, line = step.look()
                 if step.name not in tasks:
                     tasks[step.name] = bars.add_task(step.name, line="")
-                line = f"{step.finished}/{step.jobs} jobs; {line}" if step.jobs > 1 else line
+                line = f"{step.finished}/{step.jobs} jobs  {line}" if step.jobs > 1 else line
                 total = step.jobs if done else None  # None: the bar only says that it runs
                 bars.update(tasks[step.name], total=total, completed=done, line=line)
 
