@@ -24,6 +24,7 @@ from typing import Any
 from snakemake.io import Mtime
 from snakemake.logging import logger
 from snakemake.persistence.file import FilePersistence
+from snakemake.settings.enums import Quietness
 from snakemake_interface_common.exceptions import WorkflowError
 
 from common import run_card
@@ -120,8 +121,10 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
                 stack.enter_context(locked_run(self._settings.run))
             except InputError as error:
                 sys.exit(fail(error))
+            workflow = self.dag.workflow
+            hidden = workflow.dryrun or {Quietness.ALL, Quietness.PROGRESS} & set(workflow.output_settings.quiet or ())
             try:
-                with nullcontext() if self.dag.workflow.dryrun else watch(partial(running_steps, self.dag)):
+                with nullcontext() if hidden else watch(partial(running_steps, self.dag)):
                     for handler in logger.handlers:
                         if getattr(handler, "stream", None) is sys.__stderr__:
                             handler.setStream(sys.stderr)  # the bars replace it

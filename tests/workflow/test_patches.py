@@ -103,7 +103,7 @@ def test_bad_input_ends_a_job_at_once_and_leaves_the_results_that_exist(tmp_path
 
 
 def start(folder: Path) -> "tuple[subprocess.Popen[bytes], list[str]]":
-    """Snakemake on a terminal, and what it has written there."""
+    """Snakemake on a terminal, and what it has written there, END last."""
     command, shown = [sys.executable, "-m", "snakemake", "--cores", "1", "--rerun-incomplete"], list[str]()
     ours, its = pty.openpty()
     process = subprocess.Popen(command, cwd=folder, stderr=its, process_group=0)
@@ -112,6 +112,7 @@ def start(folder: Path) -> "tuple[subprocess.Popen[bytes], list[str]]":
     def read() -> None:
         with suppress(OSError), open(ours, errors="replace") as terminal:  # EIO: all its processes have ended
             shown.extend(iter(lambda: terminal.read(1), ""))
+        shown.append("END")
 
     Thread(target=read, daemon=True).start()
     return process, shown
@@ -147,8 +148,8 @@ def test_a_live_run_keeps_its_lock_and_of_two_starts_after_it_was_killed_one_run
     wait_for(lambda: "3/10 documents, 0:00:07 left" in "".join(shown))  # the bar has the last line of the log
     os.killpg(live.pid, signal.SIGINT)  # as a terminal's Ctrl-C
     assert live.wait() == 130 and refused.wait() == 2
-    wait_for(lambda: "rerun the same command to continue" in "".join(shown))
-    assert not re.search("Error|Traceback", "".join(shown)), "".join(shown)
-    last = "".join(error).splitlines()[-1]
+    wait_for(lambda: shown[-1] == error[-1] == "END")
+    last, whole = "".join(error).splitlines()[-2], "".join(shown)
     assert last.startswith(f"error: results/x is locked: process {live.pid} on "), "".join(error)
+    assert "rerun the same command to continue" in whole and not re.search("Error|Traceback", whole), whole
     assert len(runs.read_text().split()) == 1
