@@ -124,18 +124,21 @@ class Trace:
 
     @cached_property
     def samples(self) -> list[Samples]:
-        """The training part of each dataset, opened and compared with what the newest checkpoint was trained on."""
+        """The training part of each dataset, opened and compared with what the newest checkpoint was trained on.
+
+        Only by the documents' lengths: those that `corpus.remove` has removed keep their places.
+        """
         parts = []
         for prefix in self.prefixes:
             corpus = Corpus.open(prefix)
             documents = split_documents(self.train.split, corpus.documents, prefix)["train"]
             parts.append(Samples(corpus, documents, self.seq_len, self.train.seed))
         for folder in checkpoint_folders(self.folder)[:1]:
-            manifest, blend = read_json(folder / "manifest.json"), Blend(parts, self.blend.weights)
-            if (manifest["data"], manifest["content"]) != (blend.identity, blend.content):
+            if read_json(folder / "manifest.json")["data"] != Blend(parts, self.blend.weights).identity:
                 where = " and ".join(map(str, self.prefixes))
                 raise InputError(
-                    f"{folder}: was trained on other data than {where} holds now; name its datasets with --data"
+                    f"{folder}: was trained on other data than {where} holds now; restore them (training.trace takes "
+                    f"--data, if they moved), or move {self.folder} out of its run"
                 )
         return parts
 
