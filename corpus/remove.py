@@ -91,8 +91,23 @@ def _below(run: Path, path: Path) -> str:
 
 
 def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), workers: int = 1) -> Record:
-    """What removing documents would do. Raises InputError if the run knows none of them, or a training is at work."""
+    """What removing documents would do.
+
+    Raises InputError if the run knows none of them, if a run that it grows holds one, if a training is at work, or if
+    one of the `models` was trained on other data.
+    """
     gone = Gone(wanted)
+    for base in load_settings(run / "config.yaml").base:
+        if any(DocumentTable(path.with_suffix("")).of_ids(gone.ids) for path in base.glob("dataset/*.idx")):
+            raise InputError(
+                f"{base}: {run} grows it, and it holds some of these documents; remove them there first: --run {base}, "
+                f"with --model {run}/models/NAME for each model"
+            )
+    for folder in models:
+        if run.resolve() not in (prefixes := [prefix.parent.parent.resolve() for prefix in Trace(folder).prefixes]):
+            raise InputError(
+                f"--model {folder}: was not trained on data of {run}, but of {', '.join(map(str, prefixes))}"
+            )
     pages = run / steps.named("scrape").folder
     gone = Gone([*gone.ids, *(name for path in sorted(pages.glob("*.jsonl.zst")) for name in redirected(path, gone))])
     entries = _entries(run, gone, workers)

@@ -147,7 +147,7 @@ class Trace:
         if (corpus, epoch) not in self._orders:
             index = suffixed(self.prefixes[corpus], ".idx")
             if not index.is_file():
-                raise InputError(f"{index}: no such file; name the model's datasets with --data")
+                raise InputError(f"{index}: no such file; put it back (training.trace takes --data, if it moved)")
             stat = index.stat()
             fixed = (index.resolve(), stat.st_size, stat.st_mtime_ns, self.train.split, self.train.seed, self.seq_len)
             key = short_hash(repr(fixed))
