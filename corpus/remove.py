@@ -91,23 +91,15 @@ def _below(run: Path, path: Path) -> str:
 
 
 def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), workers: int = 1) -> Record:
-    """What removing documents would do.
-
-    Raises InputError if the run knows none of them, if a run that it grows holds one, if a training is at work, or if
-    one of the `models` was trained on other data.
-    """
+    """What removing documents would do. Raises InputError if that cannot be done, or would leave a model with them."""
     gone = Gone(wanted)
     for base in load_settings(run / "config.yaml").base:
         if any(DocumentTable(path.with_suffix("")).of_ids(gone.ids) for path in base.glob("dataset/*.idx")):
-            raise InputError(
-                f"{base}: {run} grows it, and it holds some of these documents; remove them there first: --run {base}, "
-                f"with --model {run}/models/NAME for each model"
-            )
+            cure = f"remove them there first: --run {base} --model {run}/models/NAME"
+            raise InputError(f"{base}: {run} grows it, and it holds some of these documents; {cure}")
     for folder in models:
-        if run.resolve() not in (prefixes := [prefix.parent.parent.resolve() for prefix in Trace(folder).prefixes]):
-            raise InputError(
-                f"--model {folder}: was not trained on data of {run}, but of {', '.join(map(str, prefixes))}"
-            )
+        if run.resolve() not in [prefix.parent.parent.resolve() for prefix in Trace(folder).prefixes]:
+            raise InputError(f"--model {folder}: was not trained on data of {run}; name models that were")
     pages = run / steps.named("scrape").folder
     gone = Gone([*gone.ids, *(name for path in sorted(pages.glob("*.jsonl.zst")) for name in redirected(path, gone))])
     entries = _entries(run, gone, workers)
@@ -145,29 +137,29 @@ def _of_model(run: Path, folder: Path, records: Sequence[Record]) -> Record:
     trace, checkpoints = Trace(folder), checkpoint_folders(folder)
     ours = {(run / name).resolve(): name for record in records for name in record["datasets"]}
     trained_on = dict(enumerate(read_json(checkpoints[0] / "manifest.json")["content"] if checkpoints else ()))
-    contents, reads = dict[str, list[str]](), []
+    contents, left = dict[str, list[str]](), dict[int, list[int]]()
     for corpus, prefix in enumerate(trace.prefixes):
         if (name := ours.get(prefix.resolve())) is None:
             continue
-        own = [(each.get("contents", {}).get(name), each["datasets"].get(name, ())) for each in records]
-        own = [(content, numbers) for content, numbers in own if numbers]
-        before = [content for content, _ in own] + [content_of(prefix)]
-        first = before.index(trained_on[corpus]) if trained_on.get(corpus) in before else 0
-        if numbers := [number for _, found in own[first:] for number in found]:
+        own = [record for record in records if name in record["datasets"]]
+        before = [record.get("contents", {}).get(name) for record in own] + [content_of(prefix)]
+        then = trained_on.get(corpus, before[-1])
+        first = before.index(then) if then in before else 0
+        if first < len(own):
             contents[name] = before[first:-1]
-            reads.append((corpus, numbers))
-    if not reads:
+            left[corpus] = [number for record in own[first:] for number in record["datasets"][name]]
+    if not left:
         return {}
     if (folder / "owner.json").is_file():
         raise InputError(f"{folder}/owner.json: a training has this folder; stop it, or remove the file if it is dead")
-    found = [trace.reads(corpus, numbers) for corpus, numbers in reads]
-    first_read = min((int(each.iterations.min()) for each in found if len(each.iterations)), default=None)
+    reads = [trace.reads(corpus, numbers) for corpus, numbers in left.items()]
+    first_read = min((int(found.iterations.min()) for found in reads if len(found.iterations)), default=None)
     names = [path.name for path in checkpoints]
     withdrawn = [name for name in names if first_read is not None and iteration_of(Path(name)) >= first_read]
     aside = 1 + max((int(path.name) for path in folder.glob("withdrawn/[0-9]*")), default=0)
     return {
         "first_read": first_read,
-        "tokens_read": sum(int(each.tokens.sum()) for each in found),
+        "tokens_read": sum(int(found.tokens.sum()) for found in reads),
         "exact": next((name for name in names if name not in withdrawn), None),
         "withdrawn": withdrawn,
         "aside": f"withdrawn/{aside:04d}",

@@ -81,21 +81,16 @@ def describe(settings: DedupSettings, documents: Sequence[Located]) -> dict[str,
 
 
 def write_signatures(
-    shard: Path,
-    output: Path,
-    settings: DedupSettings,
-    pool: Workers,
-    max_bad_share: float = 0.001,
-    identity: int | None = None,
+    shard: Path, output: Path, settings: DedupSettings, pool: Workers, max_bad_share: float = 0.001, identity: int = 0
 ) -> int:
-    """Write the signatures of a shard; returns the number of documents. Raises InputError for unreadable input.
+    """Write the signatures of a shard, or those of an `identity` again; returns the number of documents.
 
-    `identity` is that of the file from which documents were removed (`identity_of`).
+    Raises InputError for unreadable input.
     """
     bad, frames = BadLines(max_bad_share), Frames()
     place = os.path.relpath(shard.resolve(), output.parent.resolve())
     info: dict[str, Any] = {"settings": fingerprint(settings), "shard": place, "documents": 0, "bad_lines": 0}
-    info |= {} if identity is None else {"identity": identity}
+    info |= {"identity": identity} if identity else {}
     documents = batched(located_documents(shard, bad, frames), _BATCH)
     with write_segments(output, info) as file, Meter("dedup signatures", "documents") as meter:
         for parts in batched(pool.map(partial(describe, settings), documents), CHUNK // _BATCH):
@@ -134,10 +129,10 @@ def earlier_signatures(folders: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def identity_of(path: Path) -> int | None:
+def identity_of(path: Path) -> int:
     """The checksum of a file of signatures as it was first made: `corpus.remove` does not change it."""
     file = Segments(path)
-    return file.info.get("identity", file.checksum)
+    return int(file.info.get("identity") or file.checksum or 0)
 
 
 def content_of(folders: Sequence[Path]) -> str:
