@@ -1,7 +1,6 @@
 """Remove documents from a run and everything made from it, and name the checkpoints that never read them.
 
     python -m corpus.remove --urls takedown.txt --run results/demo
-    python -m corpus.remove --urls takedown.txt --run results/demo --model results/grown/models/tiny
     python -m corpus.remove --urls takedown.txt --run results/demo --yes --by "Ada Lovelace"
 
 --urls names URLs or ids of documents, one per line; a page that was redirected to one of them counts as that one.
