@@ -21,7 +21,7 @@ import numpy.typing as npt
 import orjson
 
 from common.errors import InputError
-from common.files import read_json, read_text
+from common.files import read_json, read_text, short_hash
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
@@ -46,6 +46,11 @@ class Vocabulary:
     ids: dict[str, int]
     merges: list[str]
     """`Ġ t`: the pairs that are joined, in order of priority."""
+
+    @property
+    def hash(self) -> str:
+        """16 hex digits, of the merges: they give all ids."""
+        return short_hash("\n".join(self.merges))
 
     @cached_property
     def tokens(self) -> list[bytes]:

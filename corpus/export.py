@@ -11,8 +11,7 @@ it is "json". Each file appears complete or not at all; the worker count changes
 
 import gzip
 import sys
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +28,6 @@ from common.files import (
     expand_inputs,
     output_files,
     read_documents,
-    read_lines,
     require_distinct_stems,
     shard_stem,
 )
@@ -101,45 +99,6 @@ def export_shard(output_dir: Path, format: Format, max_bad_share: float, shard: 
         bad.check()
     stats.extra["bad_lines"] = bad.bad
     return stats
-
-
-def remove_rows(path: Path, ids: Collection[str], output: Path | None) -> int:
-    """How many rows of an exported file have one of some ids; written without them to `output`, if there is one.
-
-    Raises InputError for a Parquet file that is not one of ours.
-    """
-    count = 0
-
-    def rows() -> Iterator[Row]:
-        nonlocal count
-        for row in _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path):
-            if row[0] in ids:
-                count += 1
-            else:
-                yield row
-
-    if output is None:
-        deque(rows(), 0)
-        return count
-    with output_files([output]) as (target,), target.open() as file:
-        (_write_parquet if path.suffix == ".parquet" else _write_jsonl)(rows(), file)
-    return count
-
-
-def _read_jsonl(path: Path) -> Iterator[Row]:
-    for line in read_lines(path):
-        found = orjson.loads(line)
-        yield found["id"], found["url"], found["text"], found["meta"]
-
-
-def _read_parquet(path: Path) -> Iterator[Row]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        if tuple(file.schema_arrow.names) != COLUMNS:
-            raise InputError(f"{path}: not written by corpus.export; name the files that it wrote")
-        for batch in file.iter_batches():
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def _output(output_dir: Path, format: Format, shard: Path) -> Path:

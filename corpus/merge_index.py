@@ -56,8 +56,13 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
 
 
 def _require_alike(shard: IndexedDataset, first: IndexedDataset) -> None:
-    """Raise InputError if the two differ in dtype or vocabulary."""
-    for suffix, one, other in ((".idx", shard.dtype.name, first.dtype.name), (".json", shard.meta, first.meta)):
+    """Raise InputError if the two differ in dtype or vocabulary, as far as its hash is known."""
+    mine, theirs = (meta.vocabulary if meta else "" for meta in (shard.meta, first.meta))
+    for suffix, one, other in (
+        (".idx", shard.dtype.name, first.dtype.name),
+        (".json", shard.meta, first.meta),
+        (".json", f"merges {mine or theirs}", f"merges {theirs or mine}"),
+    ):
         if one != other:
             raise InputError(
                 f"{suffixed(shard.prefix, suffix)}: {one or 'no such file'}, but "

@@ -87,7 +87,7 @@ def tokenize(
     step = Step("tokenize", inputs, **options, cure="lower tokenize.min_tokens or give more text")
     tokenizer = Tokenizer(vocabulary_files(settings.encoder_json, settings.vocab_bpe))
     prefix = output_prefix.with_name(output_prefix.name + "_text_document")
-    meta = Meta(vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text)
+    meta = Meta(tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.vocabulary.hash)
     # threads: the encoder releases the GIL
     encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(step.documents()), step.workers - 1)
     writer = IndexWriter(prefix, token_dtype(meta.vocab_size), meta, table=True)
