@@ -10,10 +10,12 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from common.errors import ConfigError, PageError
@@ -23,6 +25,7 @@ from corpus.urls.url import Url
 
 _KEEP_ALIVE = 5.0  # seconds an idle connection is kept, Apache's default; there may be one per host
 _HEADER_BYTES = 64 * 1024  # longest header line; the cookies and policies of some sites exceed aiohttp's 8 KiB
+_HEADER_LINES = 1000  # some sites exceed aiohttp's 128
 NO_RESPONSE = frozenset({"connection", "dns", "tls", "timeout", "private_host"})
 """Reasons of requests without a response. `private_host` is one: captive portals resolve names to private addresses."""
 
@@ -106,16 +109,46 @@ class AddressOverrides:
         return URL(f"http://{address}{logical.raw_path_qs}", encoded=True), {"Host": host}
 
 
+class _LineByLine(ResponseHandler):
+    """Gives the head of a response to the parser line by line, so that head and body never come in one piece.
+
+    If bytes follow a complete response in one piece with its head, aiohttp's parser raises and forgets the response.
+    Browsers ignore such bytes, and so does aiohttp in any other piece.
+    """
+
+    _in_head = True
+
+    def set_response_params(self, **params: Any) -> None:
+        """Called before each response."""
+        self._in_head = True
+        super().set_response_params(**params)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        """Called with each head, and its body that will follow; 100 to 199 precede another head."""
+        self._in_head = data[0].code < 200
+        super().feed_data(data, size)
+
+    def data_received(self, data: bytes) -> None:
+        """Called with each piece from the network."""
+        while self._in_head and (end := data.find(b"\n") + 1):
+            super().data_received(data[:end])
+            data = data[end:]
+        if data:
+            super().data_received(data)
+
+
 def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.ClientSession:
     """One session for the whole run: persistent connections, cached DNS, verified TLS, no cookies."""
     contact = f" ({settings.contact})" if settings.contact else ""
+    connector = aiohttp.TCPConnector(
+        limit=settings.concurrency,
+        keepalive_timeout=_KEEP_ALIVE,
+        ttl_dns_cache=300,
+        resolver=PublicResolver(allow_private),
+    )
+    connector._factory = partial(_LineByLine, asyncio.get_running_loop())
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            limit=settings.concurrency,
-            keepalive_timeout=_KEEP_ALIVE,
-            ttl_dns_cache=300,
-            resolver=PublicResolver(allow_private),
-        ),
+        connector=connector,
         headers={
             "User-Agent": settings.user_agent + contact,
             "Accept": "text/html,application/xhtml+xml,text/plain;q=0.8",
@@ -129,4 +162,5 @@ def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.Clien
         auto_decompress=False,  # archives store the bytes as sent, and `decode_body` stops at the cap
         max_line_size=_HEADER_BYTES,
         max_field_size=_HEADER_BYTES,
+        max_headers=_HEADER_LINES,
     )

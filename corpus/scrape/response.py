@@ -1,8 +1,9 @@
 """A server's response as a page, a redirect, or a `PageError` with a named reason."""
 
+import re
 import socket
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -15,10 +16,10 @@ from yarl import URL
 
 from common.console import warn
 from common.errors import PageError
+from common.files import is_binary
 from corpus.urls.url import Url
 
 PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "text/plain"})
-BINARY_PREFIXES = (b"%PDF-", b"PK\x03\x04", b"\x89PNG", b"GIF8", b"\xff\xd8\xff")  # files served as HTML by mistake
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _GZIP, _ZLIB_OR_GZIP, _RAW = 31, 47, -15  # zlib's wbits
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -29,6 +30,9 @@ _PIECE = 1 << 16  # bytes decoded at a time
 _ZSTD_PIECE = 256  # zstandard has no output limit, and 4 bytes may expand to 128 KiB: up to 8 MiB beyond the cap
 _MAX_CODINGS = 5  # in a chain; curl's limit
 _MAX_STREAMS = 10_000  # concatenated; bgzip's, of 64 KiB, are 640 MB
+_LISTED = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # commas in quotes separate nothing
+_TYPE = re.compile(r"\s*([\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+)(?=[\s;(]|$)")
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\n]*)?\r\n")
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,9 @@ async def read_response(
     if response.status not in (200, 203):
         transient = response.status == 429 or response.status >= 500
         raise PageError(f"http_{response.status}", transient=transient, wait=_retry_after(response))
-    if types is not None and response.content_type not in types:
+    headers = tuple((_ascii(name), _ascii(value)) for name, value in response.raw_headers)
+    content_type, essence = media_type(headers)
+    if types is not None and essence not in types:
         raise PageError("content_type")
     if (response.content_length or 0) > max_bytes:
         raise PageError("too_large")
@@ -79,16 +85,17 @@ async def read_response(
         received += piece
         if len(received) > max_bytes:
             raise PageError("too_large")
-    raw = bytes(received)  # the only copy: for a large page, a second one costs as much as the request
-    body = decode_body(raw, response.headers.get("Content-Encoding", ""), max_bytes)
-    if types is not None and body.startswith(BINARY_PREFIXES):
+    # the only copy: for a large page, a second one costs as much as the request
+    raw = unchunked(bytes(received), headers)
+    body = decode_body(raw, codings(headers), max_bytes)
+    if types is not None and is_binary(body):
         raise PageError("content_type")
     return FetchedPage(
         url=url.text,
         status=response.status,
         reason=_ascii((response.reason or "").encode("utf-8", "surrogateescape")),
-        headers=tuple((_ascii(name), _ascii(value)) for name, value in response.raw_headers),
-        content_type=response.headers.get("Content-Type", ""),
+        headers=headers,
+        content_type=content_type,
         raw=raw,
         body=body,
         date=datetime.now(UTC).date().isoformat(),
@@ -98,6 +105,52 @@ async def read_response(
 def _ascii(header: bytes) -> str:
     """A header as an archive can store it: other bytes than ASCII become `caf\\xe9`."""
     return header.decode("ascii", "backslashreplace")
+
+
+Headers = Iterable[tuple[str, str]]
+
+
+def _values(headers: Headers, name: str) -> str:
+    """All values of a header, as one list."""
+    return ", ".join(value for key, value in headers if key.lower() == name)
+
+
+def media_type(headers: Headers) -> tuple[str, str]:
+    """The Content-Type that counts, and its type/subtype in lower case: the last valid one, as in the Fetch standard.
+
+    An earlier one of the same type counts instead if only that names a charset. Both are empty without a valid one.
+    """
+    value = essence = ""
+    for part in _LISTED.findall(_values(headers, "content-type")):
+        kind = found[1].lower() if (found := _TYPE.match(part)) else "*/*"
+        if kind != "*/*" and (kind != essence or "charset" in part.lower()):
+            value, essence = part.strip(), kind
+    return value, essence
+
+
+def codings(headers: Headers) -> str:
+    """The codings of a body in the order in which they were applied: Content-Encoding, then Transfer-Encoding."""
+    return f"{_values(headers, 'content-encoding')}, {_values(headers, 'transfer-encoding')}"
+
+
+def unchunked(raw: bytes, headers: Headers) -> bytes:
+    """A body without the framing of chunked transfer coding, and without trailers.
+
+    Archives keep a Transfer-Encoding with and without its chunks, and some servers name another one: what the body
+    looks like decides. Beyond a damaged chunk the body stays as it is.
+    """
+    if not _values(headers, "transfer-encoding"):
+        return raw
+    chunks, position = [], 0
+    while found := _CHUNK.match(raw, position):
+        size, start = int(found[1], 16), found.end()
+        chunks.append(raw[start : start + size])
+        if size == 0 or len(raw) <= start + size:
+            return b"".join(chunks)
+        if raw[start + size : start + size + 2] != b"\r\n":
+            break
+        position = start + size + 2
+    return b"".join(chunks) + raw[position:] if position else raw
 
 
 def _redirect_target(url: Url, location: str) -> str:
@@ -148,15 +201,15 @@ def to_page_error(error: Exception, url: str) -> PageError:
 def decode_body(raw: bytes, encoding: str, max_bytes: int) -> bytes:
     """Decode a body by its Content-Encoding, and stop at `max_bytes` of output, which bounds the cost of a bomb.
 
-    As in browsers, data after a complete stream is ignored: servers append padding and comments. gzip members and zstd
-    frames may be concatenated. An empty body is valid in every coding. Raises PageError: `too_large`, or `bad_encoding`
-    for a damaged, truncated or unknown stream.
+    As in browsers, unknown codings (`none`, `utf-8`) are ignored, and so are data after a complete stream: servers
+    append padding and comments. gzip members and zstd frames may be concatenated. An empty body is valid in every
+    coding. Raises PageError: `too_large`, or `bad_encoding` for a damaged or truncated stream.
     """
-    codings = [coding for part in encoding.split(",") if (coding := part.strip().lower()) not in ("", "identity")]
-    if len(codings) > _MAX_CODINGS or not set(codings) <= set(_DECODERS):
+    known = [coding for part in encoding.split(",") if (coding := part.strip().lower()) in _DECODERS]
+    if len(known) > _MAX_CODINGS:
         raise PageError("bad_encoding")
     body = raw
-    for coding in reversed(codings):
+    for coding in reversed(known):
         try:
             body = _DECODERS[coding](body, max_bytes) if body else body
         except (zlib.error, brotli.error, zstandard.ZstdError):

@@ -21,18 +21,17 @@ from typing import IO, Any, cast
 import numpy as np
 import zstandard
 from warcio.archiveiterator import WARCIterator
-from warcio.bufferedreaders import ChunkedDataReader
 from warcio.exceptions import ArchiveLoadFailed
 from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
 from warcio.warcwriter import WARCWriter
 
 from common.console import warn
 from common.errors import InputError, PageError, TruncatedError
-from common.files import LONGEST_LINE, output_files
+from common.files import LONGEST_LINE, is_binary, output_files
 from corpus.index.layout import RECORDS
 from corpus.scrape.journal import key_of
 from corpus.scrape.pages import Outcome
-from corpus.scrape.response import BINARY_PREFIXES, PAGE_TYPES, FetchedPage, decode_body
+from corpus.scrape.response import PAGE_TYPES, FetchedPage, codings, decode_body, media_type, unchunked
 from corpus.urls.url import document_id
 
 REQUESTED_HEADER = "X-Requested-URI"
@@ -208,15 +207,13 @@ def _page(record: Any, url: str, requested: str, max_bytes: int) -> FetchedPage:
         raise PageError(f"http_{status}")
     if record.rec_headers.get_header("WARC-Truncated"):
         raise PageError("truncated")
-    content_type = http.get_header("Content-Type", "")
-    if content_type.partition(";")[0].strip().lower() not in PAGE_TYPES:
+    content_type, essence = media_type(http.headers)
+    if essence not in PAGE_TYPES:
         raise PageError("content_type")
     raw = record.raw_stream.read(max_bytes + 1)
     if len(raw) > max_bytes:
         raise PageError("too_large")
-    if http.get_header("Transfer-Encoding", "").strip().lower() == "chunked":
-        raw = ChunkedDataReader(BytesIO(raw)).read()  # unchanged if it has no chunks
-    encoding = http.get_header("Content-Encoding", "")
+    raw, encoding = unchunked(raw, http.headers), codings(http.headers)
     try:
         body = decode_body(raw, encoding, max_bytes)
     except PageError as error:
@@ -225,7 +222,7 @@ def _page(record: Any, url: str, requested: str, max_bytes: int) -> FetchedPage:
         if error.reason != "bad_encoding" or not decoded:
             raise
         body = raw
-    if body.startswith(BINARY_PREFIXES):
+    if is_binary(body):
         raise PageError("content_type")
     return FetchedPage(
         url=url,
@@ -323,7 +320,12 @@ class Archive:
         file = self._file or self._open()
         start = file.tell()
         # The body is stored without chunks, so the header that announces them is dropped.
-        headers = [(name, value) for name, value in page.headers if name.lower() != "transfer-encoding"]
+        framing = ("chunked", "identity")
+        headers = [
+            (name, value)
+            for name, value in page.headers
+            if name.lower() != "transfer-encoding" or value.strip().lower() not in framing
+        ]
         status = StatusAndHeaders(f"{page.status} {page.reason}".strip(), headers, protocol="HTTP/1.1")
         record = self._writer.create_warc_record(
             page.url,
