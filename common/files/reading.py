@@ -58,7 +58,9 @@ _KINDS = tuple(
         (rb"PK(\x03\x04|\x05\x06|\x07\x08)", "a zip archive", _ARCHIVE),
         (rb"7z\xbc\xaf", "a 7z archive", _ARCHIVE),
         (rb"Rar!\x1a", "a RAR archive", _ARCHIVE),
-        (rb"\x04\x22\x4d\x18|\x1f\x9d|LZIP\x01|MSCF\0|\xed\xab\xee\xdb", "an archive", _ARCHIVE),
+        (rb"filedesc://", "ARC", "warcio recompress makes it WARC"),
+        (rb"\x04\x22\x4d\x18", "LZ4-compressed", "decompress it"),
+        (rb"\x1f\x9d|LZIP\x01|MSCF\0|\xed\xab\xee\xdb", "an archive", _ARCHIVE),
         (rb"\x89PNG|\xff\xd8\xff|II\*\0|MM\0\*|\0\0\x01\0|(GIF8|BM|8BPS)" + _HEADED, "an image", _LEAVE),
         (rb"(RIFF|FORM|ID3|OggS|fLaC|MThd|FLV|[CF]WS)" + _HEADED, *_MEDIA),
         (rb"\xff[\xfb\xfa\xf3\xf2]|\x1a\x45\xdf\xa3|\0{3}(?s:.)ftyp", *_MEDIA),
@@ -79,7 +81,7 @@ _KINDS = tuple(
 )  # fmt: skip
 """THE table of first bytes: what a file or page that begins so is, and the cure for a file."""
 _TAR = slice(257, 262)  # where a tar archive has b"ustar"
-_TEXTS = frozenset({"", "WARC", _UTF16[0]})
+_TEXTS = frozenset({"", "WARC", "ARC", _UTF16[0]})
 
 
 def kind_of(head: bytes) -> tuple[str, str]:

@@ -20,14 +20,15 @@ from typing import IO, Any, cast
 
 import numpy as np
 import zstandard
-from warcio.archiveiterator import WARCIterator
+from warcio.bufferedreaders import BufferedReader
 from warcio.exceptions import ArchiveLoadFailed
+from warcio.recordloader import ArcWarcRecordLoader
 from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
 from warcio.warcwriter import WARCWriter
 
 from common.console import warn
 from common.errors import InputError, PageError, TruncatedError
-from common.files import LONGEST_LINE, is_binary, output_files
+from common.files import LONGEST_LINE, is_binary, kind_of, output_files, read_head
 from corpus.index.layout import RECORDS
 from corpus.scrape.journal import key_of
 from corpus.scrape.pages import Outcome
@@ -38,22 +39,18 @@ REQUESTED_HEADER = "X-Requested-URI"
 """The URL requested, if it differs from WARC-Target-URI; only our archives have it."""
 GZIP_MAGIC = b"\x1f\x8b\x08"  # the first bytes of a gzip member
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_MAGIC = re.compile(rb"\x1f\x8b\x08|\x28\xb5\x2f\xfd")
+_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18(.{4})", re.DOTALL)  # magic and size of a zstd frame without text
+_DICTIONARY = b"\x5d\x2a\x4d\x18"  # magic of the skippable frame with the dictionary of a .warc.zst, by IIPC's draft
+_WARC = b"WARC/"
+_MEMBER = re.compile(rb"\x1f\x8b\x08|\x28\xb5\x2f\xfd")
 DAMAGED = object()
-"""Takes the place of a record that cannot be read."""
+"""Takes the place of records that cannot be read."""
 _BLOCK = 1 << 16  # bytes read at a time
 _ZSTD_BLOCK = 1 << 10  # zstandard has no output limit: at most some 30 MB of a record that is all alike
 _TORN_INFO = 1024  # bytes; a longer file without a complete record is not ours, but of another kind
 _BLANK = b"\xef\xbb\xbf \t\r\n"  # before the first tag: white space and UTF-8's byte-order mark
 _GZIP = type(zlib.decompressobj())
 _HTTP = StatusAndHeadersParser([], verify=False)
-
-
-def _opened(head: bytes) -> Any:
-    """A decompressor for the gzip member or zstd frame that begins with `head`; None for a plain record."""
-    if GZIP_MAGIC.startswith(head[:3]):
-        return zlib.decompressobj(wbits=31)
-    return zstandard.ZstdDecompressor().decompressobj() if head == _ZSTD_MAGIC else None
 
 
 class _Member:
@@ -82,58 +79,175 @@ class _Member:
         return b""
 
 
+class _Packed:
+    """The gzip members and zstd frames of an open file from one with a record on, up to the next that a record begins.
+
+    Most writers begin one per record; bgzip and others begin them anywhere, and some add empty ones. After all is read,
+    the file is at the next record.
+    """
+
+    def __init__(self, source: "_Source", member: _Member) -> None:
+        self._source, self._member, self._data = source, member, b""
+        self.spans = False
+        """Whether there is text in more than one member."""
+
+    def read(self, size: int) -> bytes:
+        """Some bytes. Raises as `_Member.read` does."""
+        while not (data := self._data or self._member.read(size)):
+            start = self._source.file.tell()
+            following, data = self._source.member(), b""
+            try:
+                while following and len(data) < len(_WARC) and (more := following.read(len(_WARC) - len(data))):
+                    data += more
+            except (zlib.error, TruncatedError):
+                following = None  # its own damage
+            if following is None or data.startswith(_WARC):
+                self._source.file.seek(start)
+                return b""
+            self._member, self._data, self.spans = following, data, self.spans or bool(data)
+        self._data = b""
+        return data
+
+
+class _Source:
+    """An open WARC file: where its members begin, and the zstd dictionary of all."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self.file, self.path = file, path
+        self.damage = ""
+        """Why what was read last cannot be decompressed."""
+        start, self._dictionary = file.tell(), None
+        file.seek(0)
+        if (found := _SKIPPABLE.match(file.read(8))) and found[0].startswith(_DICTIONARY):
+            content = file.read(int.from_bytes(found[1], "little"))
+            try:
+                if content.startswith(_ZSTD_MAGIC):
+                    content = zstandard.ZstdDecompressor().decompressobj().decompress(content)
+                self._dictionary = zstandard.ZstdCompressionDict(content)
+            except zstandard.ZstdError as error:
+                raise InputError(f"{path}: damaged zstd dictionary ({error}); fetch it again") from None
+        file.seek(start)
+
+    def _opened(self, head: bytes) -> Any:
+        """A decompressor for the gzip member or zstd frame that begins with `head`; None for anything else."""
+        if head and GZIP_MAGIC.startswith(head[:3]):
+            return zlib.decompressobj(wbits=31)
+        if head and _ZSTD_MAGIC.startswith(head[:4]):
+            return zstandard.ZstdDecompressor(self._dictionary, max_window_size=2**31).decompressobj()
+        return None
+
+    def member(self) -> _Member | None:
+        """The gzip member or zstd frame at the file's position, after skippable frames; None for anything else."""
+        while found := _SKIPPABLE.match(head := self.file.read(8)):
+            self.file.seek(int.from_bytes(found[1], "little"), os.SEEK_CUR)
+        self.file.seek(-len(head), os.SEEK_CUR)
+        stream = self._opened(head)
+        return _Member(self.file, self.path, stream) if stream else None
+
+    def seek_record(self, start: int) -> bool:
+        """Move to the next member that a record begins, at `start` or later; False if there is none."""
+        with mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            for found in _MEMBER.finditer(view, start):
+                block = view[found.start() : found.start() + _BLOCK]
+                with suppress(zlib.error, zstandard.ZstdError):  # compressed data may contain the magic bytes
+                    if self._opened(block).decompress(block).startswith(_WARC):
+                        self.file.seek(found.start())
+                        return True
+        self.file.seek(0, os.SEEK_END)
+        return False
+
+
 def _truncated(path: Path, start: int) -> TruncatedError:
     return TruncatedError(f"{path}: ends inside the record at byte {start}; fetch it again, or truncate it there")
 
 
-def _seek_member(file: IO[bytes], start: int) -> None:
-    """Move an open file to the next gzip member or zstd frame with a record, at `start` or later, or to its end."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-        for found in _MAGIC.finditer(view, start):
-            block = view[found.start() : found.start() + _BLOCK]
-            with suppress(zlib.error, zstandard.ZstdError):  # compressed data may contain the magic bytes
-                if _opened(block[:4]).decompress(block).startswith(b"WARC/"):
-                    file.seek(found.start())
-                    return
-    file.seek(0, os.SEEK_END)
+def _records(stream: Any) -> Iterator[tuple[int, Any]]:
+    """Yield (offset, record) of a stream; (offset, None) for lines of no record, up to the next line that begins one.
+
+    Without a blank line after a record its Content-Length is wrong: as in warcio, one line more is ignored; if more
+    follow, they are yielded with the offset of the record.
+    """
+    reader, loader, lost = BufferedReader(stream), ArcWarcRecordLoader(), False
+    at, behind = 0, 2  # lines behind the record, 2 after a blank one
+    while line := reader.readline(_BLOCK):
+        begins, record = line.startswith(_WARC), None
+        if not line.strip() or (not begins and behind == 0):
+            behind = 1 if line.strip() else 2
+            continue
+        if begins or behind == 2:
+            at = reader.tell() - reader.rem_length() - len(line)
+        if begins:
+            with suppress(ArchiveLoadFailed):
+                record = loader.parse_record_stream(reader, line, "warc", no_record_parse=True)
+            if record and not str(record.rec_headers.get_header("Content-Length")).isdecimal():
+                record = None
+        if record or begins or not lost:
+            yield at, record
+        lost, behind = record is None, 0 if record else 2
+
+
+def _located(source: "_Source", parse: Callable[[Any], Any]) -> Iterator[tuple[int, int, Any]]:
+    """`read_records` of an open file."""
+    file, path, compressed, total = source.file, source.path, False, 0
+    while True:
+        member, start = source.member(), file.tell()
+        if member is None and not os.pread(file.fileno(), 1, start):
+            return
+        packed = _Packed(source, member) if member else None
+        compressed = compressed or packed is not None
+        count, held = 0, None
+        try:
+            if compressed and not packed:
+                raise zlib.error("neither gzip nor zstd")
+            for at, record in _records(packed or file):
+                if held and held[0] != at:
+                    count, total = count + 1, total + 1
+                    yield start if packed else start + held[0], 0, held[1]
+                held = at, DAMAGED if record is None else parse(record)
+                while record and record.raw_stream.read(_BLOCK):
+                    pass
+                if record and record.raw_stream.limit:  # fewer bytes than Content-Length
+                    if not packed:
+                        raise _truncated(path, start + at)
+                    held = at, DAMAGED
+        except zlib.error as error:
+            if count or (packed and packed.spans):
+                raise InputError(f"{path}: damaged after {total} records ({error}); fetch it again") from None
+            source.damage = str(error)
+            source.seek_record(start + 1)
+            yield start, file.tell(), DAMAGED
+            continue
+        if held and held[1] is DAMAGED and not packed:
+            if not count and source.seek_record(start + 1):  # of a damaged member
+                yield start, file.tell(), DAMAGED
+                continue
+            tail = os.pread(file.fileno(), _BLOCK, start + held[0])
+            if _WARC.startswith(tail[: len(_WARC)]) and b"\n\r\n" not in tail:
+                raise _truncated(path, start + held[0])
+        if held:  # only now is the checksum of a single record verified
+            total += 1
+            alone = packed and not count and not packed.spans
+            yield start if packed else start + held[0], file.tell() if alone else 0, held[1]
 
 
 def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> Iterator[tuple[int, int, Any]]:
-    """Yield (start, end, `parse(record)`) of each record from the file's position on; DAMAGED for a damaged one.
+    """Yield (start, end, `parse(record)`) of each record from the file's position on; DAMAGED for damaged ones.
 
-    Each record of a .gz file is a gzip member, and of a .zst file a frame, so that damage costs one record. Records
-    that share one, and those of a plain file, have no end (0). Raises InputError as `read_pages` does.
+    Where each record begins a gzip member or zstd frame, damage costs one record. Records that begin elsewhere, and
+    those of a plain file, have no end (0). Raises InputError as `read_pages` does.
     """
-    while first := file.read(len(_ZSTD_MAGIC)):
-        start = file.seek(-len(first), os.SEEK_CUR)
-        stream = _opened(first)
-        # no_record_parse: an empty HTTP message would end the iteration
-        records = WARCIterator(_Member(file, path, stream) if stream else file, no_record_parse=True)
-        count, held = 0, list[Any]()
-        try:
-            for record in records:
-                record_start = start if stream else records.offset
-                parsed = parse(record)
-                records.read_to_end()
-                if record.length is None or record.raw_stream.limit:  # fewer bytes than Content-Length
-                    if not stream:
-                        raise _truncated(path, record_start)
-                    raise zlib.error
-                count += 1
-                held.append(parsed)
-                if not stream or count > 1:
-                    yield record_start, 0, held.pop(0)
-        except (ArchiveLoadFailed, zlib.error) as error:
-            if count > 1 and stream:
-                raise InputError(f"{path}: damaged after {count} records; fetch it again") from None
-            if start or isinstance(error, zlib.error):
-                _seek_member(file, start + 1)
-                yield start, file.tell(), DAMAGED
-                continue
-            what = f"after the first {count}; fetch it again" if count else "at its beginning; name only WARC files"
-            raise InputError(f"{path}: no WARC record {what}") from None
-        if stream:  # only now is the checksum of a single record verified
-            yield start, file.tell() if count == 1 else 0, held[0]
+    source, damaged, found = _Source(file, path), list[tuple[int, int, Any]](), False
+    for item in _located(source, parse):
+        if item[2] is DAMAGED and not found:
+            damaged.append(item)
+            continue
+        if not found:
+            yield from damaged
+            found = True
+        yield item
+    if damaged and not found:
+        cause = source.damage or kind_of(read_head(path)[1])[0] or "of another format"
+        raise InputError(f"{path}: no WARC record inside ({cause}); name only WARC files, or fetch it again")
 
 
 def read_pages(path: Path, max_bytes: int, texts: bool = False) -> Iterator[tuple[str, FetchedPage | Outcome | str]]:
