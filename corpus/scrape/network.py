@@ -146,7 +146,7 @@ def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.Clien
         ttl_dns_cache=300,
         resolver=PublicResolver(allow_private),
     )
-    handler: partial[ResponseHandler] = partial(_LineByLine, asyncio.get_running_loop())
+    handler: Any = partial(_LineByLine, asyncio.get_running_loop())
     connector._factory = handler
     return aiohttp.ClientSession(
         connector=connector,

@@ -16,7 +16,7 @@ from corpus.runner import Step, StepOptions
 from corpus.scrape.opt_outs import judged_by_headers
 from corpus.scrape.pages import Outcome, outcome_writer, page_outcome
 from corpus.scrape.response import FetchedPage
-from corpus.scrape.warc import read_pages
+from corpus.scrape.warc import read_pages, read_records
 from corpus.urls.rules import SeenUrls, UrlRules, hash64
 
 _PAGES_PER_WORKER = 4  # in memory: one is being extracted, the others wait
@@ -103,6 +103,14 @@ def extracted(
             runner.run(outcomes.aclose())
 
 
+def _kinds(path: Path) -> str:
+    """The types of a WARC file's records, and what reads them."""
+    with path.open("rb") as file:
+        kinds = {kind for _, _, kind in read_records(file, path, lambda record: str(record.rec_type))}
+    texts = "; corpus.ingest reads the texts of conversion records" if "conversion" in kinds else ""
+    return f"{', '.join(sorted(kinds)) or 'an empty file'}{texts}"
+
+
 def extract_archives(
     paths: Sequence[Path],
     output: Path,
@@ -120,6 +128,6 @@ def extract_archives(
             for url, outcome in extracted(checked_pages(paths, settings, blacklist), settings, step.workers):
                 write(url, outcome)
     except EmptyResultError as error:
-        cause = str(error) if step.stats.documents_in else "no response records inside; are these WET or WAT files?"
+        cause = str(error) if step.stats.documents_in else f"no response records inside, only {_kinds(paths[0])}"
         raise EmptyResultError(f"{paths[0]}{' …' if len(paths) > 1 else ''}: {cause}") from None
     return step.stats

@@ -246,7 +246,9 @@ def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> It
             found = True
         yield item
     if damaged and not found:
-        cause = source.damage or kind_of(read_head(path)[1])[0] or "of another format"
+        packing, head = read_head(path)
+        kind = f"{packing}-compressed" if packing in (".bz2", ".xz") else kind_of(head)[0]
+        cause = source.damage or kind or "another format"
         raise InputError(f"{path}: no WARC record inside ({cause}); name only WARC files, or fetch it again")
 
 
