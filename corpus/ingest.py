@@ -31,16 +31,8 @@ from typing import Unpack
 
 from common import cli
 from common.errors import InputError
-from common.files import (
-    Document,
-    check_outputs,
-    expand_inputs,
-    is_binary,
-    read_json,
-    removed_ids,
-    sharded_writer,
-    short_hash,
-)
+from common.files import Document, check_outputs, expand_inputs, read_json, removed_ids, sharded_writer, short_hash
+from common.files.reading import is_binary
 from common.settings import BlacklistSettings, ScrapeSettings, SourceSettings
 from common.stats import Stats
 from corpus.runner import Drop, Outcome, Step, StepOptions, step_options

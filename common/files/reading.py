@@ -39,65 +39,54 @@ _NEW_FRAME: dict[str, Callable[[], Any]] = {
 COMPRESSED = tuple(_NEW_FRAME)
 """Suffixes of compressed files that can be read."""
 _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"\xfd7zXZ\0": ".xz", b"BZh": ".bz2"}
-_TABLE = "python -m corpus.ingest reads it"
-_UTF16 = ("UTF-16 text", "convert it to UTF-8, or give a source the encoding utf-16")
-_LEAVE = "leave it out"
-_MEDIA = ("audio or video", _LEAVE)
-_PROGRAM = ("a program", _LEAVE)
-_ARCHIVE = "unpack it, and name its files"
 _DATA = rb"[\0-\x07\x0e-\x1a\x1c-\x1f]"  # MIME Sniffing's "binary data bytes" but backspace and line tabulation
-_HEADED = rb"(?=(?s:.){0,28}" + _DATA + rb")"  # after letters that a text may begin with
-_KINDS = tuple(
-    (re.compile(pattern), kind, cure)
-    for pattern, kind, cure in (
-        (rb"\xff\xfe|\xfe\xff", *_UTF16),
-        (rb"WARC/", "WARC", "python -m corpus.scrape --warc extracts its pages"),
-        (rb"%PDF-", "PDF", "extract its text first, with pdftotext"),
-        (rb"PAR1" + _HEADED, "Parquet", _TABLE),
-        (rb"ARROW1\0|\xff\xff\xff\xff", "Arrow", _TABLE),  # the second: a stream, the mark before each message
-        (rb"PK(\x03\x04|\x05\x06|\x07\x08)", "a zip archive", _ARCHIVE),
-        (rb"7z\xbc\xaf", "a 7z archive", _ARCHIVE),
-        (rb"Rar!\x1a", "a RAR archive", _ARCHIVE),
-        (rb"filedesc://", "ARC", "warcio recompress makes it WARC"),
-        (rb"\x04\x22\x4d\x18", "LZ4-compressed", "decompress it"),
-        (rb"\x1f\x9d|LZIP\x01|MSCF\0|\xed\xab\xee\xdb", "an archive", _ARCHIVE),
-        (rb"\x89PNG|\xff\xd8\xff|II\*\0|MM\0\*|\0\0\x01\0|(GIF8|BM|8BPS)" + _HEADED, "an image", _LEAVE),
-        (rb"(RIFF|FORM|ID3|OggS|fLaC|MThd|FLV|[CF]WS)" + _HEADED, *_MEDIA),
-        (rb"\xff[\xfb\xfa\xf3\xf2]|\x1a\x45\xdf\xa3|\0{3}(?s:.)ftyp", *_MEDIA),
-        (rb"\x7fELF|\0asm|\xca\xfe\xba\xbe|\xfe\xed\xfa[\xce\xcf]|[\xce\xcf]\xfa\xed\xfe", *_PROGRAM),
-        (rb"(MZ|dex\n)" + _HEADED, *_PROGRAM),
-        (rb"\0\x01\0\0\0|(wOF[F2]|OTTO)" + _HEADED, "a font", _LEAVE),
-        (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an Office document", "extract its text first"),
-        (rb"SQLite format 3\0", "an SQLite database", "export a table as CSV"),
-        (rb"ORC" + _HEADED, "ORC", "convert it to Parquet"),
-        (rb"Obj\x01", "Avro", "convert it to Parquet"),
-        (rb"FEA1" + _HEADED, "Feather of version 1", "convert it to Parquet"),
-        (rb"\x93NUMPY", "a NumPy array", "give the text that it was made from"),
-        (rb"\x89HDF", "HDF5", "convert it to Parquet"),
-        (rb"version https://git-lfs", "a pointer of Git LFS", "get the file itself with git lfs pull"),
-        *((re.escape(magic), f"{suffix}-compressed", f"decompress it, or end its name in {suffix}")
-          for magic, suffix in _MAGIC.items()),
-    )
-)  # fmt: skip
-"""THE table of first bytes: what a file or page that begins so is, and the cure for a file."""
+_HEADED = rb"(?=(?s:.){0,28}" + _DATA + rb")"  # after letters with which a text may begin
+_UTF16 = ("UTF-16 text", "convert it to UTF-8, or give a source the encoding utf-16")
+_UNPACK, _LEAVE, _CONVERT = "unpack it, and name its files", "leave it out", "convert it to Parquet"
+_TABLE = "python -m corpus.ingest reads it"
+_KINDS = {
+    rb"\xff\xfe|\xfe\xff": _UTF16,
+    rb"WARC/": ("WARC", "python -m corpus.scrape --warc extracts its pages"),
+    rb"filedesc://": ("ARC", "warcio recompress makes it WARC"),
+    rb"%PDF-": ("PDF", "extract its text first, with pdftotext"),
+    rb"PAR1" + _HEADED: ("Parquet", _TABLE),
+    rb"ARROW1\0|\xff\xff\xff\xff": ("Arrow", _TABLE),  # the second: a stream, the mark before each message
+    rb"PK(\x03\x04|\x05\x06|\x07\x08)": ("a zip archive", _UNPACK),
+    rb"7z\xbc\xaf": ("a 7z archive", _UNPACK),
+    rb"Rar!\x1a": ("a RAR archive", _UNPACK),
+    rb"\x1f\x9d|LZIP\x01|MSCF\0|\xed\xab\xee\xdb": ("an archive", _UNPACK),
+    rb"\x04\x22\x4d\x18": ("LZ4-compressed", "decompress it"),
+    rb"\x89PNG|\xff\xd8\xff|II\*\0|MM\0\*|\0\0\x01\0|(GIF8|BM|8BPS)" + _HEADED: ("an image", _LEAVE),
+    rb"\xff[\xfb\xfa\xf3\xf2]|\x1a\x45\xdf\xa3|\0{3}(?s:.)ftyp|(RIFF|FORM|ID3|OggS|fLaC|MThd|FLV|[CF]WS)" + _HEADED: (
+        "audio or video", _LEAVE),
+    rb"\x7fELF|\0asm|\xca\xfe\xba\xbe|\xfe\xed\xfa[\xce\xcf]|[\xce\xcf]\xfa\xed\xfe|(MZ|dex\n)" + _HEADED: (
+        "a program", _LEAVE),
+    rb"\0\x01\0\0\0|(wOF[F2]|OTTO)" + _HEADED: ("a font", _LEAVE),
+    rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an Office document", "extract its text first"),
+    rb"SQLite format 3\0": ("an SQLite database", "export a table as CSV"),
+    rb"ORC" + _HEADED: ("ORC", _CONVERT),
+    rb"Obj\x01": ("Avro", _CONVERT),
+    rb"FEA1" + _HEADED: ("Feather of version 1", _CONVERT),
+    rb"\x93NUMPY": ("a NumPy array", "give the text that it was made from"),
+    rb"\x89HDF": ("HDF5", _CONVERT),
+    rb"version https://git-lfs": ("a pointer of Git LFS", "get the file itself with git lfs pull"),
+} | {re.escape(magic): (f"{suffix}-compressed", f"decompress it, or end its name in {suffix}")
+     for magic, suffix in _MAGIC.items()}  # fmt: skip
+"""THE table of first bytes: how a file or page begins, what it is, and the cure for a file."""
 _TAR = slice(257, 262)  # where a tar archive has b"ustar"
-_TEXTS = frozenset({"", "WARC", "ARC", _UTF16[0]})
 
 
 def kind_of(head: bytes) -> tuple[str, str]:
-    """What a file that begins with `head` is, and the cure; empty if it may be text.
-
-    White space and a byte-order mark of UTF-8 may precede.
-    """
+    """What begins with `head`, perhaps after white space, and the cure; both are empty if it may be text."""
     if head[_TAR] == b"ustar":
-        return "a tar archive", _ARCHIVE
+        return "a tar archive", _UNPACK
     head = head[:_HEAD].lstrip(_BLANK)
-    return next(((kind, cure) for pattern, kind, cure in _KINDS if pattern.match(head)), ("", ""))
+    return next((kind for pattern, kind in _KINDS.items() if re.match(pattern, head)), ("", ""))
 
 
 def is_binary(head: bytes) -> bool:
-    """Whether a page or text that begins with `head` is of a format that is no text."""
-    return kind_of(head)[0] not in _TEXTS
+    """Whether a page or text that begins with `head` is of a binary format."""
+    return kind_of(head)[0] not in ("", "WARC", "ARC", _UTF16[0])
 
 
 def read_head(path: Path) -> tuple[str, bytes]:

@@ -6,6 +6,7 @@ header. All other names go through DNS, and private addresses are never connecte
 
 import asyncio
 import ipaddress
+import re
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from corpus.urls.url import Url
 _KEEP_ALIVE = 5.0  # seconds an idle connection is kept, Apache's default; there may be one per host
 _HEADER_BYTES = 64 * 1024  # longest header line; the cookies and policies of some sites exceed aiohttp's 8 KiB
 _HEADER_LINES = 1000  # some sites exceed aiohttp's 128
+_BLANK_LINE = re.compile(rb"\n\r?\n|\A\r?\n")  # its first line feed may have come in the piece before
 NO_RESPONSE = frozenset({"connection", "dns", "tls", "timeout", "private_host"})
 """Reasons of requests without a response. `private_host` is one: captive portals resolve names to private addresses."""
 
@@ -109,32 +111,19 @@ class AddressOverrides:
         return URL(f"http://{address}{logical.raw_path_qs}", encoded=True), {"Host": host}
 
 
-class _LineByLine(ResponseHandler):
-    """Gives the head of a response to the parser line by line, so that head and body never come in one piece.
+class _Handler(ResponseHandler):
+    """Gives the bytes of a response to aiohttp's parser in pieces that end with the blank line after a head.
 
-    If bytes follow a complete response in one piece with its head, aiohttp's parser raises and forgets the response.
-    Browsers ignore such bytes, and so does aiohttp in any other piece.
+    Bytes after a whole response make the parser forget it if they come in one piece with the head. Elsewhere they are
+    ignored, as in browsers.
     """
 
-    _in_head = True
-
-    def set_response_params(self, **params: Any) -> None:
-        """Called before each response."""
-        self._in_head = True
-        super().set_response_params(**params)
-
-    def feed_data(self, data: Any, size: int = 0) -> None:
-        """Called with each head, and its body that will follow; 100 to 199 precede another head."""
-        self._in_head = data[0].code < 200
-        super().feed_data(data, size)
-
     def data_received(self, data: bytes) -> None:
-        """Called with each piece from the network."""
-        while self._in_head and (end := data.find(b"\n") + 1):
-            super().data_received(data[:end])
-            data = data[end:]
-        if data:
-            super().data_received(data)
+        start = 0
+        for end in (*(found.end() for found in _BLANK_LINE.finditer(data)), len(data)):
+            if start < end:
+                super().data_received(data[start:end])
+            start = end
 
 
 def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.ClientSession:
@@ -146,7 +135,7 @@ def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.Clien
         ttl_dns_cache=300,
         resolver=PublicResolver(allow_private),
     )
-    handler: Any = partial(_LineByLine, asyncio.get_running_loop())
+    handler: Any = partial(_Handler, asyncio.get_running_loop())
     connector._factory = handler
     return aiohttp.ClientSession(
         connector=connector,

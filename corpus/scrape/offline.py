@@ -103,14 +103,6 @@ def extracted(
             runner.run(outcomes.aclose())
 
 
-def _kinds(path: Path) -> str:
-    """The types of a WARC file's records, and what reads them."""
-    with path.open("rb") as file:
-        kinds = {kind for _, _, kind in read_records(file, path, lambda record: str(record.rec_type))}
-    texts = "; corpus.ingest reads the texts of conversion records" if "conversion" in kinds else ""
-    return f"{', '.join(sorted(kinds)) or 'an empty file'}{texts}"
-
-
 def extract_archives(
     paths: Sequence[Path],
     output: Path,
@@ -128,6 +120,10 @@ def extract_archives(
             for url, outcome in extracted(checked_pages(paths, settings, blacklist), settings, step.workers):
                 write(url, outcome)
     except EmptyResultError as error:
-        cause = str(error) if step.stats.documents_in else f"no response records inside, only {_kinds(paths[0])}"
+        cause = str(error)
+        if not step.stats.documents_in:
+            with paths[0].open("rb") as file:
+                kinds = {str(kind) for _, _, kind in read_records(file, paths[0], lambda record: record.rec_type)}
+            cause = f"no response records inside, but {', '.join(sorted(kinds))}; corpus.ingest reads WET files"
         raise EmptyResultError(f"{paths[0]}{' …' if len(paths) > 1 else ''}: {cause}") from None
     return step.stats

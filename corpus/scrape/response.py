@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from io import BytesIO
 from typing import Any
 
 import aiohttp
 import brotli
 import zstandard
+from warcio.bufferedreaders import ChunkedDataReader
 from yarl import URL
 
 from common.console import warn
@@ -32,7 +34,9 @@ _MAX_CODINGS = 5  # in a chain; curl's limit
 _MAX_STREAMS = 10_000  # concatenated; bgzip's, of 64 KiB, are 640 MB
 _LISTED = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # commas in quotes separate nothing
 _TYPE = re.compile(r"\s*([\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+)(?=[\s;(]|$)")
-_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\n]*)?\r\n")
+_TRAILERS = re.compile(
+    rb"\r\n0+[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\s:]+:[^\r\n]*\r\n)*(?:\r\n)?\Z"
+)  # which warcio takes for text
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,8 @@ async def read_response(
         if len(received) > max_bytes:
             raise PageError("too_large")
     # the only copy: for a large page, a second one costs as much as the request
-    raw = unchunked(bytes(received), headers)
-    body = decode_body(raw, codings(headers), max_bytes)
+    raw, encoding = unframed(bytes(received), headers)
+    body = decode_body(raw, encoding, max_bytes)
     if types is not None and is_binary(body):
         raise PageError("content_type")
     return FetchedPage(
@@ -116,9 +120,9 @@ def _values(headers: Headers, name: str) -> str:
 
 
 def media_type(headers: Headers) -> tuple[str, str]:
-    """The Content-Type that counts, and its type/subtype in lower case: the last valid one, as in the Fetch standard.
+    """The Content-Type that counts, and its type/subtype in lower case, by the Fetch standard; both may be empty.
 
-    An earlier one of the same type counts instead if only that names a charset. Both are empty without a valid one.
+    It is the last valid one, or an earlier one of that type if only that names a charset.
     """
     value = essence = ""
     for part in _LISTED.findall(_values(headers, "content-type")):
@@ -128,29 +132,15 @@ def media_type(headers: Headers) -> tuple[str, str]:
     return value, essence
 
 
-def codings(headers: Headers) -> str:
-    """The codings of a body in the order in which they were applied: Content-Encoding, then Transfer-Encoding."""
-    return f"{_values(headers, 'content-encoding')}, {_values(headers, 'transfer-encoding')}"
+def unframed(raw: bytes, headers: Headers) -> tuple[bytes, str]:
+    """A body without chunks and trailers, and its codings in the order in which they were applied.
 
-
-def unchunked(raw: bytes, headers: Headers) -> bytes:
-    """A body without the framing of chunked transfer coding, and without trailers.
-
-    Archives keep a Transfer-Encoding with and without its chunks, and some servers name another one: what the body
-    looks like decides. Beyond a damaged chunk the body stays as it is.
+    Archives keep a Transfer-Encoding whether or not they keep its chunks: a body that does not begin with one stays.
     """
-    if not _values(headers, "transfer-encoding"):
-        return raw
-    chunks, position = [], 0
-    while found := _CHUNK.match(raw, position):
-        size, start = int(found[1], 16), found.end()
-        chunks.append(raw[start : start + size])
-        if size == 0 or len(raw) <= start + size:
-            return b"".join(chunks)
-        if raw[start + size : start + size + 2] != b"\r\n":
-            break
-        position = start + size + 2
-    return b"".join(chunks) + raw[position:] if position else raw
+    framing = _values(headers, "transfer-encoding")
+    if framing:
+        raw = ChunkedDataReader(BytesIO(_TRAILERS.sub(b"\r\n0\r\n\r\n", raw))).read()
+    return raw, f"{_values(headers, 'content-encoding')}, {framing}"
 
 
 def _redirect_target(url: Url, location: str) -> str:

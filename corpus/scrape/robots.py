@@ -20,13 +20,13 @@ from urllib.parse import quote
 from yarl import URL
 
 from common.errors import PageError
+from common.files import is_binary
 from corpus.urls.url import Url, parse_url
 
 _MAX_BYTES = 500 * 1024  # RFC 9309, section 2.5
 _GRAM = 6  # characters by which rules are looked up
 _MAX_REDIRECTS = 5  # RFC 9309, section 2.3.1.2
 _UNREADABLE = frozenset({"timeout", "too_large", "bad_encoding"})  # the host responds, but not with readable rules
-_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")  # sent without Content-Encoding
 _LINE = re.compile(
     r"(?:(?P<agent>user[ \t-]*agents?)|(?P<disallow>dis+al+ow(?:ed)?|diasllow|disallaw)|(?P<allow>allow)"
     r"|(?P<delay>crawl[ \t-]*delay))(?:\s*:|\s+)\s*(?P<value>.*)",
@@ -176,7 +176,7 @@ async def fetch_robots(origin: URL, robot: str, request: Callable[[Url], Awaitab
     `request` is that of `fetch_file`.
     """
     found = await fetch_file(f"{origin}/robots.txt", request)
-    if isinstance(found, str) or (found or b"").startswith(_COMPRESSED):
+    if isinstance(found, str) or is_binary(found or b""):
         return found if isinstance(found, str) and found != "unreachable" else "robots_unreachable"
     # 500 KiB take half a second, in which the requests of other hosts go on
     return RobotsRules() if found is None else await asyncio.to_thread(parse_robots, found, robot)

@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from common.errors import PageError
-from corpus.scrape.response import decode_body, media_type, unchunked
+from corpus.scrape.response import decode_body, media_type, unframed
 
 brotlied = partial(brotli.compress, quality=1)
 ENCODERS: Mapping[str, Callable[[bytes], bytes]] = {
@@ -72,11 +72,12 @@ def test_chunks_are_taken_apart_whatever_the_header_calls_them_and_other_bodies_
     chunked = b"1;name=value\r\n<\r\n00A \r\n>ten bytes\r\n0\r\n"
     for header in ("CHUNKED", "gzip, chunked", "identity", "chunked, identity"):
         for end in (b"\r\n", b"Expires: now\r\nX: y\r\n\r\n", b""):
-            assert unchunked(chunked + end, [("transfer-ENCODING", header)]) == b"<>ten bytes", header
-    assert unchunked(b"5\r\ncut", [("Transfer-Encoding", "chunked")]) == b"cut"
-    for body in (b"<p>", b"1\r\n<p>", b"2024\ntext", b"a", b""):
-        assert unchunked(body, [("Transfer-Encoding", "chunked")]) == body
-    assert unchunked(chunked, [("Content-Type", "text/html")]) == chunked
+            headers = [("transfer-ENCODING", header), ("Content-Encoding", "br")]
+            assert unframed(chunked + end, headers) == (b"<>ten bytes", f"br, {header}")
+    for body in (b"<p>", b"2024\ntext", b"a", b""):
+        assert unframed(body, [("Transfer-Encoding", "chunked")])[0] == body
+    assert unframed(b"5\r\ncut", [("Transfer-Encoding", "chunked")])[0] == b"cut"
+    assert unframed(chunked, [("Content-Type", "text/html")])[0] == chunked
 
 
 def test_the_last_valid_content_type_counts_with_the_charset_of_its_type() -> None:
