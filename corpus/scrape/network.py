@@ -27,7 +27,7 @@ from corpus.urls.url import Url
 _KEEP_ALIVE = 5.0  # seconds an idle connection is kept, Apache's default; there may be one per host
 _HEADER_BYTES = 64 * 1024  # longest header line; the cookies and policies of some sites exceed aiohttp's 8 KiB
 _HEADER_LINES = 1000  # some sites exceed aiohttp's 128
-_BLANK_LINE = re.compile(rb"\n\r?\n|\A\r?\n")  # its first line feed may have come in the piece before
+_BLANK_LINE = re.compile(rb"\n\r?\n")
 NO_RESPONSE = frozenset({"connection", "dns", "tls", "timeout", "private_host"})
 """Reasons of requests without a response. `private_host` is one: captive portals resolve names to private addresses."""
 
@@ -119,8 +119,8 @@ class _Handler(ResponseHandler):
     """
 
     def data_received(self, data: bytes) -> None:
-        start = 0
-        for end in (*(found.end() for found in _BLANK_LINE.finditer(data)), len(data)):
+        start, first = 0, 2 if data.startswith(b"\r\n") else int(data.startswith(b"\n"))  # ends a line before `data`
+        for end in (first, *(found.end() for found in _BLANK_LINE.finditer(data)), len(data)):
             if start < end:
                 super().data_received(data[start:end])
             start = end

@@ -34,9 +34,7 @@ _MAX_CODINGS = 5  # in a chain; curl's limit
 _MAX_STREAMS = 10_000  # concatenated; bgzip's, of 64 KiB, are 640 MB
 _LISTED = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # commas in quotes separate nothing
 _TYPE = re.compile(r"\s*([\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+)(?=[\s;(]|$)")
-_TRAILERS = re.compile(
-    rb"\r\n0+[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\s:]+:[^\r\n]*\r\n)*(?:\r\n)?\Z"
-)  # which warcio takes for text
+_TRAILERS = re.compile(rb"\r\n0+[ \t]*(;[^\r\n]*)?\r\n([^\s:]+:[^\r\n]*\r\n)*(\r\n)?\Z")  # warcio keeps them
 
 
 @dataclass(frozen=True)
@@ -111,15 +109,12 @@ def _ascii(header: bytes) -> str:
     return header.decode("ascii", "backslashreplace")
 
 
-Headers = Iterable[tuple[str, str]]
-
-
-def _values(headers: Headers, name: str) -> str:
+def _values(headers: Iterable[tuple[str, str]], name: str) -> str:
     """All values of a header, as one list."""
     return ", ".join(value for key, value in headers if key.lower() == name)
 
 
-def media_type(headers: Headers) -> tuple[str, str]:
+def media_type(headers: Iterable[tuple[str, str]]) -> tuple[str, str]:
     """The Content-Type that counts, and its type/subtype in lower case, by the Fetch standard; both may be empty.
 
     It is the last valid one, or an earlier one of that type if only that names a charset.
@@ -132,13 +127,12 @@ def media_type(headers: Headers) -> tuple[str, str]:
     return value, essence
 
 
-def unframed(raw: bytes, headers: Headers) -> tuple[bytes, str]:
+def unframed(raw: bytes, headers: Iterable[tuple[str, str]]) -> tuple[bytes, str]:
     """A body without chunks and trailers, and its codings in the order in which they were applied.
 
     Archives keep a Transfer-Encoding whether or not they keep its chunks: a body that does not begin with one stays.
     """
-    framing = _values(headers, "transfer-encoding")
-    if framing:
+    if framing := _values(headers, "transfer-encoding"):
         raw = ChunkedDataReader(BytesIO(_TRAILERS.sub(b"\r\n0\r\n\r\n", raw))).read()
     return raw, f"{_values(headers, 'content-encoding')}, {framing}"
 

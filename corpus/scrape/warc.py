@@ -207,8 +207,7 @@ def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> It
             total += held[1] is not DAMAGED
             if not total and not os.pread(file.fileno(), 1, file.tell()):
                 packing, head = read_head(path)
-                kind = f"{packing}-compressed" if packing in (".bz2", ".xz") else kind_of(head)[0]
-                cause = cause or kind or "another format"
+                cause = cause or f"{kind_of(head)[0] or 'another format'}{packing and f', {packing}-compressed'}"
                 raise InputError(f"{path}: no WARC record inside ({cause}); name only WARC files, or fetch it again")
             yield start if packed else start + held[0], 0 if count or members.spans else file.tell(), held[1]
 
@@ -369,13 +368,13 @@ class Archive:
             file.seek(0)
             try:
                 for record_start, record_end, request in read_records(file, self.path, parse_request):
-                    if request is not DAMAGED and not record_end:
+                    if request is DAMAGED:
+                        continue
+                    if not (valid_end := record_end):
                         raise InputError(f"{self.path}: many records in one gzip member; name another file")
-                    if request is not DAMAGED:
-                        valid_end = record_end
-                        if request is not None:
-                            with suppress(ValueError):  # not a URL
-                                self.responses[key_of(request)] = record_start
+                    if request is not None:
+                        with suppress(ValueError):  # not a URL
+                            self.responses[key_of(request)] = record_start
             except TruncatedError:
                 pass
         if valid_end == 0 and self.path.stat().st_size > _TORN_INFO:
