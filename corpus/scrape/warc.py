@@ -194,7 +194,7 @@ def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> It
             if held and members.spans:  # the next member is damaged, so that no record seems to begin there
                 total += 1
                 yield start, members.start, held[1]
-                start = members.start
+                start, members.spans = members.start, False
             held, cause = (0, DAMAGED), str(error)
             members.seek(start + 1)
         if held and held[1] is DAMAGED and not compressed:
@@ -209,7 +209,8 @@ def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> It
                 packing, head = read_head(path)
                 cause = cause or f"{kind_of(head)[0] or 'another format'}{packing and f', {packing}-compressed'}"
                 raise InputError(f"{path}: no WARC record inside ({cause}); name only WARC files, or fetch it again")
-            yield start if packed else start + held[0], 0 if count or members.spans else file.tell(), held[1]
+            end = file.tell() if compressed and not count and not members.spans else 0
+            yield start if packed else start + held[0], end, held[1]
 
 
 def read_pages(path: Path, max_bytes: int, texts: bool = False) -> Iterator[tuple[str, FetchedPage | Outcome | str]]:

@@ -65,8 +65,8 @@ def test_binary_formats_are_known_by_their_first_bytes_and_no_text_is_one_of_the
         b"%PDF-1.4", b"PK\x03\x04", b"\x1f\x8b\x08\0", b"\xfd7zXZ\0", b"BZh91AY", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf",
         b"Rar!\x1a\x07\0", b"ID3\x03\0", b"\xff\xfb\x90d", b"OggS\0\2", b"fLaC\0\0", b"RIFF\x10\x20\0\0WEBPVP8 ",
         b"\x7fELF\2\1", b"MZ\x90\0\3", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"\0\0\1\0", b"\0\1\0\0\0\x0f",
-        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"\x89PNG\r\n", b"\xff\xd8\xff\xe0", b"GIF89a\1\0", b"II*\0",
-        b"BM\x36\0\0\0\0\0", b"\0asm", b"SQLite format 3\0", b"wOF2\0\1\0\0", b"\0\0\0\x18ftypmp42", b"\x1a\x45\xdf\xa3",
+        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"\x89PNG\r\n", b"\xff\xd8\xff", b"\0asm", b"GIF89a\1\0", b"II*\0",
+        b"BM\x36\0\0\0\0\0", b"SQLite format 3\0", b"wOF2\0\1\0\0", b"\0\0\0\x18ftypmp42", b"\x1a\x45\xdf\xa3",
     ]  # fmt: skip
     for head in binaries:
         assert all(is_binary(blank + head) for blank in (b"", b"\r\n \t", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n")), head
