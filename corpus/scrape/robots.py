@@ -178,7 +178,7 @@ async def fetch_robots(origin: URL, robot: str, request: Callable[[Url], Awaitab
     found = await fetch_file(f"{origin}/robots.txt", request)
     if isinstance(found, str) or is_binary(found or b""):
         return found if isinstance(found, str) and found != "unreachable" else "robots_unreachable"
-    # 500 KiB take half a second, in which the requests of other hosts go on
+    # 500 KiB take 0.2 s, in which the requests of other hosts go on
     return RobotsRules() if found is None else await asyncio.to_thread(parse_robots, found, robot)
 
 
