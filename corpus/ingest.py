@@ -32,6 +32,7 @@ from typing import Unpack
 from common import cli
 from common.errors import InputError
 from common.files import Document, check_outputs, expand_inputs, read_json, removed_ids, sharded_writer, short_hash
+from common.files.reading import is_binary
 from common.settings import BlacklistSettings, ScrapeSettings, SourceSettings
 from common.stats import Stats
 from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
@@ -89,6 +90,8 @@ def identify(removed: Collection[str], document: Outcome) -> Outcome:
     if name in removed:
         return Drop({"id": name}, "removed")  # without its text and URL
     identified = {"id": name, **document}
+    if is_binary(document["text"].lstrip()[:64].encode()):
+        return Drop(identified, "binary")
     return identified if document["text"].strip() else Drop(identified, "empty")
 
 

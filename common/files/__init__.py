@@ -24,6 +24,7 @@ from common.files.lookup import lines_at
 from common.files.reading import (
     COMPRESSED,
     Frames,
+    is_binary,
     is_readable,
     kind_of,
     read_blocks,

@@ -138,6 +138,8 @@ def test_bad_input_is_located_and_counted(tmp_path: Path, capsys: pytest.Capture
     assert all(where in warnings for where in (*lines, "latin.txt: not UTF-8 at byte 3"))
     with pytest.raises(InputError, match=r"a.jsonl:2: .*6 of 8"):
         take(tmp_path / "new", json, max_bad_share=0.6)
+    json.write_text('{"text": "\\r\\n %PDF-1.4 and so on"}\n{"text": "PDF and so on"}\n')
+    assert [document["text"] for document in take(tmp_path, json)] == ["PDF and so on"]
     latin.write_text(" \n")
     with pytest.raises(EmptyResultError):
         take(tmp_path / "new", latin)
