@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from common.files import MAX_SHARDS, find_inputs
-from common.settings.section import PositiveFloat, PositiveInt, Section, Share
+from common.settings.section import Name, PositiveFloat, PositiveInt, Section, Share
 
 _ROBOT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"  # a name in robots.txt
 WARC_NAME = re.compile(r"\.(warc|wet)(\.|$)")
@@ -59,7 +59,7 @@ class ScrapeSettings(Section):
     """User-Agent header, followed by the contact in parentheses."""
     robot_name: Annotated[str, Field(pattern=rf"^({_ROBOT})?$")] = ""
     """Name of this robot in robots.txt; empty: what user_agent begins with, such as `MyBot` in `MyBot/1.0`."""
-    contact: str = ""
+    contact: Name = ""
     """Mail address or web page for site owners; required to scrape public hosts."""
     resolve: dict[str, str] = {}
     """Addresses to connect to with plain HTTP instead of asking DNS: `host: ip:port`, or `"*": ip:port` for every host.
