@@ -359,7 +359,7 @@ class CorpusSettings(Section):
     shards: Annotated[int, Field(gt=0, le=MAX_SHARDS)] = 1
     """Number of shards of the corpus; it fixes the order of documents and nothing else. At most 100,000."""
     max_bad_share: Share = 0.001
-    """Maximum share of unreadable lines in an input; a step with more fails."""
+    """Maximum share of unreadable lines in an input, and of text files in `sources`; a step with more fails."""
     blacklist: BlacklistSettings = BlacklistSettings()
     """URL rules."""
     scrape: ScrapeSettings = ScrapeSettings()

@@ -10,22 +10,41 @@ from pathlib import Path
 import orjson
 
 from common.errors import EncodingError, InputError
-from common.files import LONGEST_LINE, BadLines, Document, read_blocks, read_json_lines, read_lines
+from common.files import LONGEST_LINE, BadLines, Document, kind_of, read_blocks, read_head, read_json_lines, read_lines
 from common.files import read_text as file_text
 from common.settings import SourceSettings
+from corpus.runner import Drop, Outcome
 from corpus.sources.records import read_record
 
 # titles may contain quotes; some versions add a revision
 _WIKI_HEAD = re.compile(rb'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">')
 
+_HEAD = 8192  # characters by which a binary file is recognised
+_CONTROLS = [chr(code) for code in range(32) if chr(code) not in "\b\t\n\v\f\r\x1b"]
 
-def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The one document of a text file."""
+
+def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Outcome]:
+    """The one document of a text file, dropped as `encoding`, `long` or `binary` if it is none; `bad` counts files."""
     bad.lines += 1
+    reason, problem, text = "", "", ""
     try:
-        yield {"text": file_text(path, LONGEST_LINE, source.encoding), "origin": f"{path}:1"}
+        text = file_text(path, LONGEST_LINE, source.encoding)
     except EncodingError as error:
-        bad.add(str(error))
+        problem = str(error).removeprefix(f"{path}: ").partition(";")[0]
+        reason = "encoding" if problem.startswith("not ") else "long"
+    head = read_head(path)[1] if problem and path.is_file() else b""
+    if kind_of(head)[0]:
+        reason = "binary"
+    elif _is_binary(head.decode("latin-1") or text[:_HEAD]):
+        reason, problem = "binary", "binary data"
+    if problem:
+        bad.add(f"{path}: {problem}")
+    yield Drop({"origin": str(path)}, reason, problem) if problem else {"text": text, "origin": f"{path}:1"}
+
+
+def _is_binary(head: str) -> bool:
+    """Whether over 3 % are control characters: of random bytes 10 % are, of text in any encoding but UTF-16 none."""
+    return sum(map(head.count, _CONTROLS)) > 1 + 0.03 * len(head)
 
 
 def read_jsonl(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
