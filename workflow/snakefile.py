@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from common import run_card
+from common.cli import refuse_other_copy
 from common.config import (
     JOB_SETTINGS,
     load_settings,
@@ -92,6 +93,8 @@ def settings_of_job(environment: Mapping[str, str]) -> Settings:
 @or_exit
 def read_settings(workflow: Any) -> Settings:
     """The settings of the workflow that is being parsed. Exits with one line if they are wrong."""
+    for folder in (Path.cwd(), Path(workflow.main_snakefile).resolve().parent):
+        refuse_other_copy(folder)
     gc.set_threshold(_COLLECT)  # a tenth of the time of planning
     # Steps run with the Python that runs Snakemake, whether its environment is activated or not.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"

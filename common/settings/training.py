@@ -207,7 +207,7 @@ class EvaluateSettings(Section):
     batch: PositiveInt = 8
     """Windows, or requests of a task, per forward pass. The job asks for memory in proportion."""
     tasks: list[str] = []
-    """Tasks of lm-evaluation-harness, such as lambada_openai (`pip install 'urls-to-gpt2[eval]'`)."""
+    """Tasks of lm-evaluation-harness, such as lambada_openai (`pip install -e '.[eval]'`)."""
     task_dir: Path | None = None
     """Folder with YAML files of more tasks."""
     max_samples: NonNegativeInt = 0
