@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -32,7 +33,13 @@ from common.config import (
 from common.console import fail, warn
 from common.errors import ConfigError, ToolkitError
 from common.files import REMOVED_IDS, find_inputs, read_json, write_json
-from common.settings import Settings
+from common.settings import Settings, closest
+from common.tokenizer import Tokenizer, vocabulary_files
+from training.huggingface.config import check_finetune
+from training.metrics.boards import check_boards
+from training.model_folder import newest_iteration
+from training.planning.fit import prepare
+from training.planning.machines import machine
 from workflow import growing, patches, steps
 
 _COLLECT = 200_000  # new objects between two searches for cycles: a DAG has millions, and few of them are garbage
@@ -106,6 +113,8 @@ def read_settings(workflow: Any) -> Settings:
     check_crawl(settings)
     check_takedown(settings)
     growing.check(settings)
+    check_names(settings)
+    check_files(settings)
     patches.install(settings)
     global parsed
     parsed = (workflow, settings)
@@ -117,6 +126,61 @@ def check_before_jobs(workflow: Any, check: Callable[[], object]) -> None:
     """Call `check` if this Snakemake runs or plans jobs (-n); a ToolkitError becomes one line and exit code 2."""
     if workflow.is_main_process and workflow.executor_plugin is not None:  # None of a list, a drawing, --unlock
         or_exit(check)()
+
+
+def check_names(settings: Settings) -> None:
+    """Raise ConfigError for a rule or a kind of GPU that does not exist."""
+    for key in ("runtime_minutes", "partitions"):
+        for rule in getattr(settings.cluster.corpus, key):
+            if rule not in steps.JOBS:
+                hint = closest(rule, steps.JOBS) or f"; the rules: {', '.join(steps.JOBS)}"
+                raise ConfigError(f"cluster.corpus.{key}: no rule {rule!r}{hint}")
+    for cluster in (settings.cluster, *map(settings.cluster_of, settings.models)):
+        if cluster.gpu:
+            machine(cluster.gpu, cluster.gpus)
+
+
+def check_files(settings: Settings) -> None:
+    """Open the files of the corpus that the configuration names, and look for the packages that it needs.
+
+    Files that the run makes itself may not exist yet. Raises ToolkitError.
+    """
+    if settings.blacklist.domain_lists:
+        from corpus.urls.domain_lists import DomainBlocklist  # takes a third of a second
+
+        DomainBlocklist(settings.blacklist)
+    tables = [source for source in settings.sources if source.has_tables]
+    if tables and find_spec("pyarrow") is None:
+        raise ConfigError(f"sources: {tables[0].path} needs pyarrow; pip install 'urls-to-gpt2[parquet]'")
+    own_tokenizer(settings)
+    folder = settings.evaluate.task_dir
+    if folder and not any(folder.rglob("*.yaml")):
+        raise ConfigError(f"evaluate.task_dir: {folder}: holds no YAML file; name the folder with the tasks' files")
+    if settings.evaluate.tasks and settings.train_models and find_spec("lm_eval") is None:
+        raise ConfigError("evaluate.tasks needs lm_eval; pip install 'urls-to-gpt2[eval]'")
+
+
+def own_tokenizer(settings: Settings) -> Tokenizer | None:
+    """The tokenizer of the run; None if `train_tokenizer` has not made it yet. Raises InputError if it is damaged."""
+    if settings.train_tokenizer.vocab_size and not steps.result("train_tokenizer", settings.run).exists():
+        return None
+    tokenizer = Tokenizer(vocabulary_files(settings.tokenize.encoder_json, settings.tokenize.vocab_bpe))
+    _ = tokenizer.vocabulary
+    return tokenizer
+
+
+def check_model(settings: Settings, name: str) -> None:
+    """Check what the training of a model needs besides data: memory, the folder that it starts from, Weights & Biases.
+
+    Raises ConfigError.
+    """
+    model = settings.models[name]
+    prepare(settings, name)
+    if not settings.cluster.container:
+        check_boards(model.log, name)
+    start = model.finetune
+    if start and not start.is_relative_to(settings.run) and not newest_iteration(settings.model_folder(name)):
+        check_finetune(model.model, name, start, own_tokenizer(settings))
 
 
 def require_contact(settings: Settings) -> None:

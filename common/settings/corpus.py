@@ -158,6 +158,13 @@ class SourceSettings(Section):
         return [path for pattern in self.patterns for path in find_inputs(pattern, "sources")[0]]
 
     @property
+    def has_tables(self) -> bool:
+        """Whether some of its files are Parquet or Arrow files, as format or names say."""
+        return self.format in ("parquet", "arrow") or (
+            self.format == "auto" and any(path.suffix in (".parquet", ".arrow") for path in self.files)
+        )
+
+    @property
     def has_pages(self) -> bool:
         """Whether some of its files may be WARC files, by which other settings count: their format or name says so."""
         return self.format == "warc" or (
@@ -336,9 +343,10 @@ class TokenizeSettings(Section):
     append_eod: bool = True
     """Write <|endoftext|> after each document."""
     encoder_json: Path | None = None
-    """Vocabulary instead of GPT-2's, with vocab_bpe. Default if train_tokenizer is on: RUN/tokenizer/encoder.json."""
+    """Vocabulary instead of GPT-2's: an encoder.json (vocab.json) with vocab_bpe, or a tokenizer.json without it.
+    Default if train_tokenizer is on: RUN/tokenizer/encoder.json."""
     vocab_bpe: Path | None = None
-    """Merges of encoder_json. Default if train_tokenizer is on: RUN/tokenizer/vocab.bpe."""
+    """Merges of encoder_json (merges.txt). Default if train_tokenizer is on: RUN/tokenizer/vocab.bpe."""
 
 
 class CorpusSettings(Section):

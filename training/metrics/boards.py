@@ -13,7 +13,6 @@ from common.console import warn
 from common.errors import ConfigError
 from common.files import write_text
 from common.settings import LogSettings
-from training.parallel.collectives import run_on_all_ranks
 
 
 def check_boards(log: LogSettings, name: str) -> None:
@@ -30,6 +29,8 @@ def open_boards(
     `config`: the settings that Weights & Biases shows.
     Raises ConfigError on all ranks if Weights & Biases refuses, without a login for example.
     """
+
+    from training.parallel.collectives import run_on_all_ranks  # with torch, which check_boards does not need
 
     def opened() -> list[Board]:
         boards: list[Board] = []
