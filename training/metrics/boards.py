@@ -3,9 +3,9 @@
 Both are optional: the CSV files have everything that they show.
 """
 
-import importlib.util
 import secrets
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from common.settings import LogSettings
 
 def check_boards(log: LogSettings, name: str) -> None:
     """Raise ConfigError if the model `name` needs a board that is not installed."""
-    if log.wandb and importlib.util.find_spec("wandb") is None:
+    if log.wandb and find_spec("wandb") is None:
         raise ConfigError(f"models.{name}.log.wandb is {log.wandb!r}, but wandb is not installed: pip install wandb")
 
 
