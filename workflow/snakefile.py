@@ -161,26 +161,32 @@ def check_files(settings: Settings) -> None:
 
 
 def own_tokenizer(settings: Settings) -> Tokenizer | None:
-    """The tokenizer of the run; None if `train_tokenizer` has not made it yet. Raises InputError if it is damaged."""
-    if settings.train_tokenizer.vocab_size and not steps.result("train_tokenizer", settings.run).exists():
+    """The tokenizer that the run is given; None if it trains one. Raises InputError for files that are damaged."""
+    if settings.train_tokenizer.vocab_size:
         return None
     tokenizer = Tokenizer(vocabulary_files(settings.tokenize.encoder_json, settings.tokenize.vocab_bpe))
-    _ = tokenizer.vocabulary
+    if settings.tokenize.encoder_json:
+        _ = tokenizer.vocabulary  # reads the files
     return tokenizer
 
 
 def check_model(settings: Settings, name: str) -> None:
-    """Check what the training of a model needs besides data: memory, the folder that it starts from, Weights & Biases.
+    """Check what the training of a model needs besides data: memory, vocabulary, initial weights, Weights & Biases.
 
-    Raises ConfigError.
+    Raises ToolkitError.
     """
-    model = settings.models[name]
+    model, tokenizer = settings.models[name], own_tokenizer(settings)
     prepare(settings, name)
+    if tokenizer and not model.data and model.model.vocab_size != tokenizer.vocab_size:
+        raise ConfigError(
+            f"models.{name}.model.vocab_size is {model.model.vocab_size}, but the vocabulary of the corpus has "
+            f"{tokenizer.vocab_size} tokens; make them equal, or set train_tokenizer.vocab_size"
+        )
     if not settings.cluster.container:
         check_boards(model.log, name)
     start = model.finetune
     if start and not start.is_relative_to(settings.run) and not newest_iteration(settings.model_folder(name)):
-        check_finetune(model.model, name, start, own_tokenizer(settings))
+        check_finetune(model.model, name, start, tokenizer)
 
 
 def require_contact(settings: Settings) -> None:

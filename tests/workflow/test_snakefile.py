@@ -112,6 +112,7 @@ NAMED = """
     clean: {filters: [c4]}                           | c4 needs spaCy; pip install
     clean: {fasttext: [{path: paths, label: x}]}     | clean.fasttext needs fasttext-predict; pip install
     models: {m: {log: {wandb: project}}}             | wandb is not installed: pip install
+    models: {m: {data: []}}                          | model.vocab_size is 9, but the vocabulary of the corpus has 50257
     models: {m: {finetune: folder}}                  | models.m.finetune: folder/config.json: no such file
     models: {m: {finetune: pointer}}                 | pointer/model.safetensors: no safetensors file
 """
@@ -127,10 +128,13 @@ def test_everything_that_a_configuration_names_is_checked_before_a_job(
     for name in ("folder", "pointer"):
         Path(name).mkdir()
     Path("paths").write_text("a/b\n")
-    Path("a.parquet").touch()
+    for name in ("a.parquet", "d.idx"):
+        Path(name).touch()
     Path("pointer/config.json").write_text(json.dumps(SIZES | {"n_positions": 8}))
     Path("pointer/model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")  # Git LFS
-    models = {"m": {"model": SIZES | {"seq_len": 8}, "train": {"iterations": 1}}}
+    models = {
+        "m": {"model": SIZES | {"seq_len": 8}, "data": [{"prefix": "d", "weight": 1}], "train": {"iterations": 1}}
+    }
     base = {"run": "x", "sources": [{"path": "paths"}], "models": models}
     for change, said in (line.split("|") for line in NAMED.strip().splitlines()):
         Path("config.yaml").write_text(yaml.safe_dump(merged(base, yaml.safe_load(change))))

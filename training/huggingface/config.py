@@ -205,7 +205,7 @@ def read_index(index: Path) -> dict[str, Path]:
 
 
 def check_finetune(model: ModelSettings, name: str, folder: Path, ours: Tokenizer | None) -> None:
-    """Check that the model `name`, whose run has the tokenizer `ours` (None: not yet), can start from `folder`.
+    """Check that the model `name`, whose run has the tokenizer `ours` (None: not trained yet), can start from `folder`.
 
     The sizes must be equal; seq_len and the vocabulary may be smaller, and the surplus rows are left out. A vocabulary
     may also have all tokens of the folder's and more. Dropout is taken from the run's settings. Raises ConfigError.
