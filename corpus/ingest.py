@@ -31,16 +31,7 @@ from typing import Unpack
 
 from common import cli
 from common.errors import InputError
-from common.files import (
-    BadLines,
-    Document,
-    check_outputs,
-    expand_inputs,
-    read_json,
-    removed_ids,
-    sharded_writer,
-    short_hash,
-)
+from common.files import Document, check_outputs, expand_inputs, read_json, removed_ids, sharded_writer, short_hash
 from common.settings import BlacklistSettings, ScrapeSettings, SourceSettings
 from common.stats import Stats
 from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
@@ -48,8 +39,6 @@ from corpus.scrape.offline import checked_pages, extracted
 from corpus.scrape.pages import count_date
 from corpus.sources.formats import READERS, recognised
 from corpus.urls.url import document_id
-
-_CURE = "give files of another encoding a source with their `encoding`, such as cp1252, move others away,"
 
 
 def read_pages(
@@ -70,10 +59,8 @@ def read_sources(
     """The documents of the sources, counted and still without ids; files in the order of their names.
 
     Files that are inputs in some `known` statistics are left out. Raises InputError for a source that does not exist,
-    for a file that is damaged or not what it seems to be, for a known file that has changed, and after the last file
-    if too many are no text.
+    for a file that is damaged or not what it seems to be, and for a known file that has changed.
     """
-    bad_files = BadLines(step.bad.max_share, "file", _CURE, named=10)
     read = [read_json(path)["inputs"].items() for path in known]
     earlier = {os.path.abspath(name): found for files in read for name, found in files}
     for source in sources:
@@ -81,7 +68,7 @@ def read_sources(
         files = ((path, *recognised(path, source)) for path in paths)
         for is_warc, group in groupby(files, lambda file: file[1] == "warc"):
             texts = (
-                READERS[format](path, exact, bad_files if format == "text" else step.bad)
+                READERS[format](path, exact, step.bad_files if format == "text" else step.bad)
                 for path, format, exact in group
                 if not is_warc
             )
@@ -93,7 +80,6 @@ def read_sources(
                 if source.name:
                     document["meta"] = {"source": source.name, **document.get("meta", {})}
                 yield from step.stats.counted([document])
-    bad_files.check()
 
 
 def identify(removed: Collection[str], document: Outcome) -> Outcome:

@@ -23,7 +23,7 @@ ALLOWED = {
     "demo": {"report", "workflow.steps"},
     "workflow": {"corpus", "training"},
     # Snakemake finds its plugins by the names of these packages
-    "snakemake_executor_plugin_slurm_batch": {"cluster", "workflow.patches"},
+    "snakemake_executor_plugin_slurm_batch": {"cluster", "workflow.snakefile"},
     "snakemake_scheduler_plugin_in_order": set[str](),
 }
 # these show what a run did, so that they need the table of steps, too

@@ -7,7 +7,6 @@
 - A job that ends with exit code 2 is not tried again: its input or settings are wrong.
 - The errors in the logs of failed jobs are the last lines on the terminal, whatever --quiet hides.
 - `-n --quiet` prints the table of jobs.
-- A configuration that is no YAML is named with the line.
 """
 
 import atexit
@@ -27,9 +26,8 @@ from snakemake.persistence.file import FilePersistence
 from snakemake_interface_common.exceptions import WorkflowError
 
 from common import run_card
-from common.config import read_yaml
-from common.console import fail, note, say
-from common.errors import USER_ERROR, ConfigError, InputError
+from common.console import note, say
+from common.errors import USER_ERROR, InputError
 from common.files import find_inputs, first_change, locked_run, read_json
 from common.settings import Settings
 from workflow import redone, steps
@@ -82,25 +80,6 @@ def install(settings: Settings) -> None:
     snakemake.workflow.FilePersistence = partial(RunRecords, settings)
     Job.remove_existing_output, Job.postprocess = remove_existing_output, postprocess
     Executor._callback, Job.log_error = callback, log_error_of
-
-
-def name_yaml_errors() -> None:
-    """Make Snakemake end with our line for a configuration that it cannot read; call it when a plugin is imported."""
-    from snakemake.settings import types
-
-    load = types.load_configfile
-
-    def load_configfile(path: Path) -> Any:
-        try:
-            return load(path)
-        except (WorkflowError, OSError, ValueError):
-            try:
-                read_yaml(path)
-            except ConfigError as error:
-                sys.exit(fail(error))
-            raise
-
-    types.load_configfile = load_configfile
 
 
 def error_in(logs: Iterator[str]) -> str:

@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from snakemake_interface_common.exceptions import WorkflowError
+
 from common import run_card
 from common.cli import refuse_other_copy
 from common.config import (
@@ -61,6 +63,22 @@ def or_exit(action: Callable[Given, Result]) -> Callable[Given, Result]:
             sys.exit(fail(error))
 
     return run
+
+
+def name_yaml_errors() -> None:
+    """Make Snakemake end with our line for a configuration that it cannot read; call it when a plugin is imported."""
+    from snakemake.settings import types
+
+    load = types.load_configfile
+
+    def load_configfile(path: Path) -> Any:
+        try:
+            return load(path)
+        except (WorkflowError, OSError, ValueError):
+            or_exit(read_yaml)(path)
+            raise
+
+    types.load_configfile = load_configfile
 
 
 def settings_for_workflow(files: Iterable[Path], overrides: Iterable[str]) -> Settings:
@@ -149,9 +167,9 @@ def check_files(settings: Settings) -> None:
         from corpus.urls.domain_lists import DomainBlocklist  # takes a third of a second
 
         DomainBlocklist(settings.blacklist)
-    tables = [source for source in settings.sources if source.has_tables]
+    tables = [path for source in settings.sources for path in source.files if path.suffix in (".parquet", ".arrow")]
     if tables and find_spec("pyarrow") is None:
-        raise ConfigError(f"sources: {tables[0].path} needs pyarrow; pip install 'urls-to-gpt2[parquet]'")
+        raise ConfigError(f"sources: {tables[0]} needs pyarrow; pip install 'urls-to-gpt2[parquet]'")
     own_tokenizer(settings)
     folder = settings.evaluate.task_dir
     if folder and not any(folder.rglob("*.yaml")):

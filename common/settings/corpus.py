@@ -158,13 +158,6 @@ class SourceSettings(Section):
         return [path for pattern in self.patterns for path in find_inputs(pattern, "sources")[0]]
 
     @property
-    def has_tables(self) -> bool:
-        """Whether some of its files are Parquet or Arrow files, as format or names say."""
-        return self.format in ("parquet", "arrow") or (
-            self.format == "auto" and any(path.suffix in (".parquet", ".arrow") for path in self.files)
-        )
-
-    @property
     def has_pages(self) -> bool:
         """Whether some of its files may be WARC files, by which other settings count: their format or name says so."""
         return self.format == "warc" or (
