@@ -171,10 +171,14 @@ def check_files(settings: Settings) -> None:
     if tables and find_spec("pyarrow") is None:
         raise ConfigError(f"sources: {tables[0]} needs pyarrow; pip install 'urls-to-gpt2[parquet]'")
     own_tokenizer(settings)
+
+
+def check_evaluation(settings: Settings) -> None:
+    """Raise ConfigError if lm_eval is missing, or the folder of its tasks holds none."""
     folder = settings.evaluate.task_dir
     if folder and not any(folder.rglob("*.yaml")):
         raise ConfigError(f"evaluate.task_dir: {folder}: holds no YAML file; name the folder with the tasks' files")
-    if settings.evaluate.tasks and settings.train_models and find_spec("lm_eval") is None:
+    if settings.evaluate.tasks and find_spec("lm_eval") is None:
         raise ConfigError("evaluate.tasks needs lm_eval; pip install 'urls-to-gpt2[eval]'")
 
 

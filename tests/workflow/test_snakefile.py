@@ -16,6 +16,7 @@ from common.settings import Settings
 from corpus.text.filters import filters
 from tests.workflow.pipeline import LINKED, ROOT, snakemake
 from workflow.snakefile import (
+    check_evaluation,
     check_files,
     check_model,
     check_names,
@@ -108,7 +109,7 @@ NAMED = """
     cluster: {corpus: {partitions: {scrap: x}}}      | cluster.corpus.partitions: no rule 'scrap' (did you mean 'scrape'
     cluster: {corpus: {runtime_minutes: {train: 9}}} | cluster.corpus.runtime_minutes: no rule 'train'
     sources: [{path: a.parquet}]                     | a.parquet needs pyarrow; pip install
-    {train_models: [m], evaluate: {tasks: [a]}}      | evaluate.tasks needs lm_eval; pip install
+    evaluate: {tasks: [a]}                           | evaluate.tasks needs lm_eval; pip install
     clean: {filters: [c4]}                           | c4 needs spaCy; pip install
     clean: {fasttext: [{path: paths, label: x}]}     | clean.fasttext needs fasttext-predict; pip install
     models: {m: {log: {wandb: project}}}             | wandb is not installed: pip install
@@ -143,6 +144,7 @@ def test_everything_that_a_configuration_names_is_checked_before_a_job(
             check_names(settings)
             check_files(settings)
             filters(settings.clean)
+            check_evaluation(settings)
             check_model(settings, "m")
         assert said.strip() in str(error.value) and "\n" not in str(error.value), change
 

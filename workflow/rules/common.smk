@@ -96,6 +96,16 @@ def may_fetch():
 
 
 @cache
+def has_tasks(model):
+    """True; ends Snakemake in one line if the evaluation of the model needs a package or tasks that are not there."""
+    if not Path(result("evaluate").format(model=model)).exists():
+        snakefile.check_before_jobs(
+            workflow, lambda: snakefile.check_evaluation(settings)
+        )
+    return True
+
+
+@cache
 def fits(model):
     """True; ends Snakemake in one line if the model needs memory, files or packages that it will not have.
 
