@@ -283,6 +283,19 @@ def add_step_options(parser: argparse.ArgumentParser, section: str) -> None:
 # -------------------------------------------------------------------------------------------- running
 
 
+def refuse_other_copy(folder: Path) -> None:
+    """Raise InputError if a folder holds another copy of the toolkit than this one.
+
+    `snakemake` and `urls-to-gpt2` run the installed copy, but their jobs, `python -m …`, that of the working folder.
+    """
+    ours, other = Path(__file__).resolve().parents[1], folder.resolve()
+    if other != ours and all((other / name).is_file() for name in ("common/cli.py", "corpus/runner.py")):
+        raise InputError(
+            f"{other}: holds another copy of the toolkit than {ours}, which runs; use one of them: "
+            f"pip install -e {other}, or work in a folder of your own (urls-to-gpt2 init)"
+        )
+
+
 def run(main: Callable[[], int], signals: bool = True) -> int:
     """Call `main` and return its exit code; errors that a user can cure become one line and exit code 2.
 
@@ -331,6 +344,7 @@ def _raising_signals(enabled: bool) -> Iterator[list[signal.Signals]]:
 
 def _report_errors(main: Callable[[], int]) -> int:
     try:
+        refuse_other_copy(Path.cwd())
         return main()
     except ToolkitError as error:
         return fail(error)

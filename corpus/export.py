@@ -6,7 +6,7 @@
 Each shard becomes one file of its name, 0000.parquet or 0000.jsonl.gz, with the columns id, url, text and meta and the
 documents in their order. `datasets.load_dataset("parquet", data_files="parquet/*.parquet")` reads them; for JSON lines
 it is "json". Each file appears complete or not at all; the worker count changes no byte. Parquet needs pyarrow:
-`pip install '.[parquet]'`.
+`pip install 'urls-to-gpt2[parquet]'`.
 """
 
 import gzip
@@ -114,7 +114,7 @@ def export(
     there is no document in any shard.
     """
     if format == "parquet" and not find_spec("pyarrow"):
-        raise InputError("--format parquet: needs pyarrow; pip install '.[parquet]', or use --format jsonl")
+        raise InputError("--format parquet: needs pyarrow; pip install 'urls-to-gpt2[parquet]', or use --format jsonl")
     for shard in shards:
         if not shard.is_file():
             raise InputError(f"{shard}: is not a regular file, so that its output has no name; write it to a file")

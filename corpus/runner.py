@@ -116,10 +116,13 @@ class Step:
     unit: str = "documents"
     stats: Stats = field(init=False)
     bad: BadLines = field(init=False)
+    bad_files: BadLines = field(init=False)
 
     def __post_init__(self) -> None:
         self.stats = Stats(self.name)
         self.bad = BadLines(self.max_bad_share or 0)
+        cure = "give files of another encoding a source with their `encoding`, such as cp1252, move others away,"
+        self.bad_files = BadLines(self.max_bad_share or 0, "file", cure, named=10)
 
     def documents(self) -> Iterator[Document]:
         """The documents of the inputs in order, counted; bad lines are skipped and counted."""
@@ -167,6 +170,7 @@ class Step:
         ):
             yield Results(self.stats, meter, write, reject)
             if self.max_bad_share is not None:
+                self.bad_files.check()
                 self.bad.check()
                 self.stats.extra["bad_lines"] = self.bad.bad
             if not self.stats.documents_out and not self.allow_empty:

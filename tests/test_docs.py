@@ -53,6 +53,11 @@ def test_every_link_leads_to_a_file_and_the_readme_links_the_quick_start_first()
     assert readme[0] == "docs/quickstart.md"
 
 
+def test_no_page_replaces_the_clone_by_a_copy() -> None:
+    """Without -e, pip copies the code to site-packages, and Snakemake runs the copy."""
+    assert [page.name for page in PAGES if re.search(r"pip install ['.\"]*\.?\[", page.read_text("utf-8"))] == []
+
+
 def test_snakemake_knows_the_options_of_documented_commands() -> None:
     """Commands that begin with `python -m` are in test_examples.py."""
     texts = [page.read_text(encoding="utf-8").replace("\\\n", " ") for page in PAGES]

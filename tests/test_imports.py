@@ -21,9 +21,9 @@ ALLOWED = {
     "report": {"workflow.steps", "corpus.index"},
     "cards": {"training", "report", "workflow.steps", "corpus.index", "corpus.scrape.opt_outs"},
     "demo": {"report", "workflow.steps"},
-    "workflow": set[str](),
+    "workflow": {"corpus", "training"},
     # Snakemake finds its plugins by the names of these packages
-    "snakemake_executor_plugin_slurm_batch": {"cluster"},
+    "snakemake_executor_plugin_slurm_batch": {"cluster", "workflow.snakefile"},
     "snakemake_scheduler_plugin_in_order": set[str](),
 }
 # these show what a run did, so that they need the table of steps, too

@@ -1,4 +1,4 @@
-"""Five places where this workflow needs another behaviour of Snakemake, which has no options for them.
+"""Where this workflow needs another behaviour of Snakemake, which has no options for it.
 
 - Records of what each result was made with are kept in RUN/records, with paths below the run, so that a run may be
   copied or renamed; and a run is locked by the kernel, so that no lock outlives a killed Snakemake. See `RunRecords`.
@@ -6,15 +6,19 @@
 - Before it starts or plans (-n), it says what a changed setting makes it do again (workflow/redone.py).
 - A job that ends with exit code 2 is not tried again: its input or settings are wrong.
 - It shows the progress of running jobs (common.progress.watch), and Ctrl-C ends it with one line.
+- The errors in the logs of failed jobs are the last lines on the terminal, whatever --quiet hides.
+- `-n --quiet` prints the table of jobs.
 """
 
+import atexit
 import base64
 import json
 import os
+import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
@@ -28,7 +32,7 @@ from snakemake.settings.enums import Quietness
 from snakemake_interface_common.exceptions import WorkflowError
 
 from common import run_card
-from common.console import fail, note
+from common.console import fail, note, say
 from common.errors import USER_ERROR, InputError
 from common.files import find_inputs, first_change, locked_run, read_json
 from common.progress import Running, watch
@@ -37,6 +41,8 @@ from workflow import redone, steps
 
 _RECORDS = "records"
 _interrupted = Event()  # by Ctrl-C
+_ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")
+_TAIL, _MOST = 65_536, 10  # bytes of a log that are searched, errors that are printed
 
 
 def install(settings: Settings) -> None:
@@ -47,7 +53,9 @@ def install(settings: Settings) -> None:
     from snakemake.jobs import Job
 
     remove, finish, report = Job.remove_existing_output, Job.postprocess, Executor._callback
-    count, announced = DAG.stats, cache(partial(redone.announce, settings))
+    count, announced, shown = DAG.stats, cache(partial(redone.announce, settings)), cache(say)
+    log_error, failed = Job.log_error, dict[Any, str]()
+    atexit.register(print_errors, failed)
 
     async def remove_existing_output(job: Any) -> None:
         if job.rule.name == "train":  # done.json says that it ended
@@ -56,6 +64,7 @@ def install(settings: Settings) -> None:
     async def postprocess(job: Any, *arguments: Any, error: bool = False, **named: Any) -> None:
         if not error:  # otherwise the results of an earlier run would be removed
             await finish(job, *arguments, **named)
+            failed.pop(job, None)  # a retry was well
 
     def callback(executor: Any, info: Any, future: Any) -> None:
         if _interrupted.is_set() and future.exception() is not None:
@@ -65,16 +74,40 @@ def install(settings: Settings) -> None:
             give_up(info.job)
         report(executor, info, future)
 
+    def log_error_of(job: Any, *arguments: Any, **named: Any) -> None:
+        failed[job] = error_in(job.log)
+        log_error(job, *arguments, **named)
+
     def stats(dag: Any) -> Any:
         announced(dag)  # the DAG is complete, and no job has started
-        return count(dag)
+        table, counts = count(dag)
+        if dag.workflow.dryrun and Quietness.PROGRESS in (dag.workflow.output_settings.quiet or ()):
+            shown(table)
+        return table, counts
 
     DAG.stats = stats
     snakemake.workflow.FilePersistence = partial(RunRecords, settings)
     Job.remove_existing_output, Job.postprocess = remove_existing_output, postprocess
-    Executor._callback = callback
+    Executor._callback, Job.log_error = callback, log_error_of
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+
+
+def error_in(logs: Iterator[str]) -> str:
+    """The last error in the log of a job, with the log's path; empty if there is none."""
+    for path in filter(os.path.isfile, logs):
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - _TAIL))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+        if found := [line for line in lines if _ERROR.match(line)]:
+            return f"error: {found[-1].removeprefix('error: ')} ({path})"
+    return ""
+
+
+def print_errors(failed: Mapping[Any, str]) -> None:
+    """Print the errors of failed jobs to stderr, when Snakemake has said everything else."""
+    lines = [line for line in failed.values() if line]
+    print(*lines[-_MOST:], sep="\n", end="\n" * bool(lines), file=sys.stderr)
 
 
 class _Interrupt(SystemExit, KeyboardInterrupt):

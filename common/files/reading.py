@@ -89,6 +89,11 @@ def is_binary(head: bytes) -> bool:
     return kind_of(head)[0] not in ("", "WARC", "ARC", _UTF16[0])
 
 
+def is_noise(head: bytes) -> bool:
+    """Whether over 2 % are control characters: of random bytes 10 % are, of text in any encoding but UTF-16 none."""
+    return len(re.findall(_DATA, head)) > 2 + len(head) // 50
+
+
 def read_head(path: Path) -> tuple[str, bytes]:
     """How a regular file is compressed, as a suffix or "", and how its content begins, as far as it can be read."""
     with open(path, "rb") as file, naming(path):
@@ -156,8 +161,7 @@ def _texts(chunks: Iterator[bytes], encoding: str, path: Path) -> Iterator[bytes
         if len(head) >= len(_MARK):  # a frame may be shorter than a byte-order mark
             break
     kind, cure = kind_of(head)
-    # of UTF-8 no random bytes are valid, of many encodings all are: one in ten is then a control character
-    if not kind and encoding != "utf-8" and len(re.findall(_DATA, head[:_HEAD])) > 2 + len(head[:_HEAD]) // 50:
+    if not kind and encoding != "utf-8" and is_noise(head[:_HEAD]):  # of UTF-8 no random bytes are valid
         kind, cure = "binary data", _LEAVE
     if kind:
         raise EncodingError(f"{path}: {kind}; {cure}")

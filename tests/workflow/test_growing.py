@@ -113,6 +113,8 @@ def test_a_changed_setting_is_told_with_what_runs_again_and_what_stays(tmp_path:
         "runs again: clean (2 jobs), dedup_clusters (2 jobs), merge_index\n"
         "stays: 1 journals of fetched pages, checkpoints of tiny"
     )
+    assert "\nruns: clean, train\nstays" in redone.describe(now, [], ["clean", "train"])  # after a start that failed
+    assert "\nruns again: nothing\n" in redone.describe(now, [])
 
 
 def state(run: Path) -> dict[Path, tuple[int, bytes]]:

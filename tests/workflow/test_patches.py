@@ -50,11 +50,13 @@ rule all:
 rule bad:
     output: "results/x/bad.txt"
     retries: 3
-    shell: "echo >> ran_bad; exit 2"
+    log: "results/x/bad.log"
+    shell: "echo >> ran_bad; echo 'error: a.txt: no text' > {log}; exit 2"
 rule again:
     output: "results/x/again.txt"
+    log: "results/x/again.log"
     retries: 3
-    shell: "echo >> ran_again; [ $(wc -l < ran_again) = 2 ] || exit 3; echo new > {output:q}"
+    shell: "echo >> ran_again; echo 'error: again' > {log}; [ $(wc -l < ran_again) = 2 ] && echo new > {output:q}"
 """
 LOCKED = """
 from workflow import snakefile
@@ -97,7 +99,9 @@ def test_bad_input_ends_a_job_at_once_and_leaves_the_results_that_exist(tmp_path
     for result in results:
         result.write_text("old\n")
     line = [sys.executable, "-m", "snakemake", "--cores", "1", "--keep-going", "--forceall"]
-    assert subprocess.run(line, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+    done = subprocess.run([*line, "--quiet"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("successfully.\nerror: a.txt: no text (results/x/bad.log)\n"), done.stderr
     assert (tmp_path / "ran_bad").read_text() == "\n" and results[0].read_text() == "old\n"
     assert (tmp_path / "ran_again").read_text() == "\n\n" and results[1].read_text() == "new\n", "tried again"
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from workflow import growing, snakefile
 from corpus.index import content_of
 from common.files import REMOVED_IDS, find_inputs, sha256, shard_name
-from training.planning.fit import prepare
 from workflow import steps
 
 settings = snakefile.read_settings(workflow)
@@ -97,11 +96,23 @@ def may_fetch():
 
 
 @cache
+def has_tasks(model):
+    """True; ends Snakemake in one line if the evaluation of the model needs a package or tasks that are not there."""
+    if not Path(result("evaluate").format(model=model)).exists():
+        snakefile.check_before_jobs(
+            workflow, lambda: snakefile.check_evaluation(settings)
+        )
+    return True
+
+
+@cache
 def fits(model):
-    """True; ends Snakemake in one line if the model needs more memory or time than it will have.
+    """True; ends Snakemake in one line if the model needs memory, files or packages that it will not have.
 
     Asked when the DAG is built: a laptop builds no corpus for a model that it cannot train.
     """
     if not (settings.model_folder(model) / "done.json").exists():
-        snakefile.check_before_jobs(workflow, lambda: prepare(settings, model))
+        snakefile.check_before_jobs(
+            workflow, lambda: snakefile.check_model(settings, model)
+        )
     return True

@@ -96,7 +96,9 @@ rule evaluate:
     input:
         weights=RUN / "merged/{model}/model.safetensors",
         datasets=lambda wildcards: made_here(
-            f"{source.prefix}.idx" for source in settings.datasets(wildcards.model)
+            f"{source.prefix}.idx"
+            for source in settings.datasets(wildcards.model)
+            if has_tasks(wildcards.model)
         ),
     output:
         result=report(
