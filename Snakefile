@@ -16,7 +16,11 @@ onstart:
     snakefile.prepare_run(settings)
 
 
+# Names every result that people keep: Snakemake makes a missing file again only if it is asked for it.
 rule all:
     default_target: True
     input:
+        rules.report.input,
         rules.report.output,
+        rules.merge_index.output if settings.urls or settings.sources else [],
+        expand(rules.merge.output, model=settings.train_models),

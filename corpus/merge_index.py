@@ -14,13 +14,14 @@ from itertools import chain
 from pathlib import Path
 
 from common import cli
-from common.errors import EmptyResultError, InputError
+from common.errors import InputError
 from common.files import check_outputs, shard_paths
 from common.progress import Meter
 from common.stats import Stats
 from corpus.index import IndexedDataset, IndexWriter, read_meta, suffixed
 from corpus.index.documents import DocumentTable
 from corpus.index.layout import DOCUMENTS
+from corpus.runner import no_documents
 
 
 def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
@@ -51,7 +52,7 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
         stats.documents_out, stats.bytes_out = index.documents, index.tokens * index.dtype.itemsize
         stats.extra["tokens"] = index.tokens
         if not stats.documents_out:
-            raise EmptyResultError(f"{inputs[0]}: no documents in {len(inputs)} shard(s)")
+            raise no_documents(inputs, inputs[0].absolute().parents[1])
     return stats
 
 

@@ -28,6 +28,7 @@ from common.settings import Settings
 from workflow import redone, steps
 
 _RECORDS = "records"
+_PARTS = (".pairs", ".edges")  # of dedup's work: how many there are changes no result
 
 
 def install(settings: Settings) -> None:
@@ -102,7 +103,12 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
         return str(super()._get_key(f)).removeprefix(self._inside)
 
     def _input(self, job: Any) -> list[str]:
-        return [str(path).removeprefix(self._inside) for path in super()._input(job)]
+        return [str(path).removeprefix(self._inside) for path in super()._input(job) if not path.endswith(_PARTS)]
+
+    def input(self, path: Any) -> list[str] | None:
+        """The recorded inputs; earlier versions recorded the parts, too."""
+        found = super().input(path)
+        return found and [name for name in found if not name.endswith(_PARTS)]
 
     def _params(self, job: Any) -> list[str]:
         return [text.replace(self._inside, "RUN/") for text in super()._params(job)]

@@ -30,7 +30,7 @@ from typing import Any
 
 from common import cli
 from common.console import warn
-from common.errors import EmptyResultError, InputError
+from common.errors import InputError
 from common.files import (
     check_outputs,
     expand_inputs,
@@ -47,6 +47,7 @@ from common.workers import Workers
 from corpus.dedup.clusters import filter_shard, outputs_of, write_clusters
 from corpus.dedup.pairs import jobs_of, write_edges, write_pairs
 from corpus.dedup.signatures import Signatures, write_signatures
+from corpus.runner import no_documents
 
 _OWN = re.compile(r".+\.(signatures|pairs|edges|clusters)(\.tmp)?")  # files in the folder work.tmp/
 
@@ -134,7 +135,7 @@ def dedup(
                 write_signatures(path, output, settings, pool, max_bad_share)
             signatures = Signatures(files, settings)
             if signatures.count == signatures.earlier:
-                raise EmptyResultError(f"{inputs[0]}: no documents in {len(inputs)} shard(s)")
+                raise no_documents(inputs, inputs[0].absolute().parents[1])
             stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in signatures.own)
             for phase in (_bands, _verify):
                 for _ in pool.map(partial(phase, work, files, settings), shares):
@@ -156,7 +157,7 @@ def _bands(work: Path, files: Sequence[Path], settings: DedupSettings, share: Sh
     part, parts = share
     signatures = Signatures(files, settings)
     if signatures.count == signatures.earlier:
-        raise EmptyResultError(f"{files[0]}: no documents in {len(files)} shard(s)")
+        raise no_documents(files, work.absolute().parents[1])
     count = write_pairs(signatures, work / f"{part}.pairs", settings, part, parts)
     return f"dedup bands {part}/{parts}: {count} pairs of {signatures.count} documents"
 

@@ -12,7 +12,6 @@ import torch
 import yaml
 from safetensors import safe_open
 
-from cluster.submit import is_finished
 from common import cli
 from common.config import load_settings
 from common.files import read_json, read_rows
@@ -30,6 +29,7 @@ from tests.training.helpers import (
     train_tiny,
 )
 from training import trainer
+from training.model_folder import is_finished
 from training.optimizer import steps_taken
 from training.planning.speed import flops_per_token
 from training.train import main

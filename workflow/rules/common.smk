@@ -11,6 +11,7 @@ from pathlib import Path
 from workflow import growing, snakefile
 from corpus.index import content_of
 from common.files import REMOVED_IDS, find_inputs, sha256, shard_name
+from training.model_folder import is_finished
 from training.planning.fit import prepare
 from workflow import steps
 
@@ -98,10 +99,12 @@ def may_fetch():
 
 @cache
 def fits(model):
-    """True; ends Snakemake in one line if the model needs more memory or time than it will have.
+    """True; ends Snakemake in one line if the model needs more memory or time than it will have, or is finished with
+    other settings.
 
     Asked when the DAG is built: a laptop builds no corpus for a model that it cannot train.
     """
-    if not (settings.model_folder(model) / "done.json").exists():
-        snakefile.check_before_jobs(workflow, lambda: prepare(settings, model))
+    snakefile.check_before_jobs(
+        workflow, lambda: is_finished(settings, model) or prepare(settings, model)
+    )
     return True
