@@ -8,12 +8,13 @@ that the token at the border of two samples counts once. All together are the `c
 """
 
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from corpus.index import suffixed
+from corpus.index import IndexedDataset, suffixed
 from corpus.index.documents import DocumentTable
 from corpus.index.layout import DOCUMENTS
 from training.trace import Trace
@@ -74,3 +75,10 @@ def read_content(trace: Trace, percent: int = 10, most: int = 10**9) -> Content:
     names = [(named[key][0].domain(named[key][1]), tokens) for key, tokens in shown]
     by_file = sorted(((name, count) for name, count in files.items() if count), key=lambda item: (-item[1], item[0]))
     return Content(trace.consumed * trace.seq_len - removed, names, len(ranked), by_file, crawled)
+
+
+def without_tombstones(prefix: Path) -> tuple[int, int]:
+    """The documents of a dataset and their tokens, but for those that `corpus.remove` has removed."""
+    index, left = IndexedDataset(prefix), DocumentTable(prefix).ids != 0
+    before = np.concatenate([[0], np.cumsum(index.lengths, dtype=np.int64)])[index.document_index]
+    return int(left.sum()), int(np.diff(before)[left].sum())

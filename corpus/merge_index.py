@@ -52,7 +52,7 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
         stats.documents_out, stats.bytes_out = index.documents, index.tokens * index.dtype.itemsize
         stats.extra["tokens"] = index.tokens
         if not stats.documents_out:
-            raise no_documents(inputs, inputs[0].absolute().parents[1])
+            raise no_documents(inputs, inputs[0].parent.parent)
     return stats
 
 

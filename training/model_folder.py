@@ -88,7 +88,7 @@ def _recipe(settings: Settings, name: str) -> dict[str, Any]:
 def check_same_training(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any], *, ended: bool) -> None:
     """Raise ConfigError if a model that needs no more iterations was trained by another recipe than that of now.
 
-    `ended`: whether it had also ended by the earlier settings; if not, `LENGTH` may have been lowered to its checkpoint.
+    `ended`: whether it had also ended by the earlier settings; if not, `LENGTH` may be lowered to what is done.
     """
     length = tuple(f"models.{folder.name}.{key} " for key in LENGTH)
     changed = [line for line in changes(then, now, f"models.{folder.name}.") if ended or not line.startswith(length)]

@@ -113,6 +113,10 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     def _params(self, job: Any) -> list[str]:
         return [text.replace(self._inside, "RUN/") for text in super()._params(job)]
 
+    def metadata(self, path: Any) -> Any:
+        """The record of a file; none of a part that is gone: the record of what was made of it counts."""
+        return None if path.endswith(_PARTS) and not os.path.exists(path) else super().metadata(path)
+
     def has_metadata(self, job: Any) -> bool:
         """True: Snakemake ignores other changes of a job if this is False."""
         return True

@@ -11,7 +11,7 @@ from common.settings.model import ModelSettings, ParallelSettings
 from common.settings.section import Need, PositiveFloat, PositiveInt, Section, without_effect
 from common.settings.training import LARGEST_BATCH, LogSettings, TrainSettings, WatchSettings, split_shares
 
-# What a changed key means for a model that was trained. Nothing: how training is run, watched and saved changes no result.
+# What a changed key means for a model that was trained. Nothing: how training is run, watched and saved.
 _RUNNING: Any = {
     "parallel": True, "watch": True, "log": True, "slurm": True, "time_limit_minutes": True,
     "train": {

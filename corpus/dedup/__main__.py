@@ -135,7 +135,7 @@ def dedup(
                 write_signatures(path, output, settings, pool, max_bad_share)
             signatures = Signatures(files, settings)
             if signatures.count == signatures.earlier:
-                raise no_documents(inputs, inputs[0].absolute().parents[1])
+                raise no_documents(inputs, inputs[0].parent.parent)
             stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in signatures.own)
             for phase in (_bands, _verify):
                 for _ in pool.map(partial(phase, work, files, settings), shares):
@@ -157,7 +157,7 @@ def _bands(work: Path, files: Sequence[Path], settings: DedupSettings, share: Sh
     part, parts = share
     signatures = Signatures(files, settings)
     if signatures.count == signatures.earlier:
-        raise no_documents(files, work.absolute().parents[1])
+        raise no_documents(files, work.parent.parent)
     count = write_pairs(signatures, work / f"{part}.pairs", settings, part, parts)
     return f"dedup bands {part}/{parts}: {count} pairs of {signatures.count} documents"
 
