@@ -16,7 +16,7 @@ onstart:
     snakefile.prepare_run(settings)
 
 
-# Names every result that people keep: Snakemake makes a missing file again only if it is asked for it.
+# A missing file is made again only if it is named here: all results that people keep.
 rule all:
     default_target: True
     input:

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,10 @@ from cards.content import read_content, without_tombstones
 from common import cli, page
 from common.config import load_settings
 from common.errors import InputError
-from common.files import (
-    REMOVED_IDS,
-    expand_inputs,
-    read_json,
-    read_shards,
-    removed_ids,
-    sha256,
-    shard_paths,
-    write_text,
-)
+from common.files import REMOVED_IDS, expand_inputs, read_json, removed_ids, sha256, shard_paths, write_text
 from common.settings import Settings
 from common.stats import Stats
+from corpus.sample import read_any
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from report.funnel import Step, funnel
 from report.models import Model, trained_models
@@ -43,23 +36,19 @@ _OPT_OUTS = {"robots", "robots_unreachable", "crawl_delay"} | ROBOTS_REASONS | T
 
 
 def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
-    """What a run's statistics say about its corpus; `documents` are those left to tokenize, None if not counted.
-
-    After a takedown, what is left is counted in the documents and the dataset: statistics stay as they were.
-    """
+    """What a run says about its corpus; `documents` are those left to tokenize, None if not counted."""
     steps = {step.name: step for step in funnel(run, settings)}
     last = [step for step in table.configured(settings) if step.unit == "documents" and step.file.endswith(".zst")]
     documents = steps.get(last[-1].name) if last else None
     shards = shard_paths(run / last[-1].folder, settings.shards, ".jsonl.zst") if last else []
-    tokenized, removed = steps.get("merge_index"), len(removed_ids([run / REMOVED_IDS]))
-    dataset = (tokenized.documents_out, tokenized.tokens or 0) if tokenized else None
-    if documents and removed:
-        left = Stats(documents.name)
-        for document in read_shards(shards):
+    removed, tokenized = len(removed_ids([run / REMOVED_IDS])), steps.get("merge_index")
+    dataset = tokenized and (tokenized.documents_out, tokenized.tokens)
+    if documents and removed:  # the statistics count them
+        left, documents = Stats(documents.name), Step(documents.name, documents.unit)
+        for document in chain.from_iterable(map(read_any, shards)):
             left.keep(document)
-        documents = Step(documents.name, documents.unit)
         documents.add(left.as_dict())
-        dataset = dataset and without_tombstones(run / settings.dataset_prefix.relative_to(settings.run))
+        dataset = tokenized and without_tombstones(run / settings.dataset_prefix.relative_to(settings.run))
     kept = documents.kept_by.items() if documents else ()
     read = [steps[name] for name in ("scrape", "ingest") if name in steps]
     paths = (path for step in read for path in table.named(step.name).statistics(run, settings.shards))
@@ -68,8 +57,8 @@ def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
         "settings": settings,
         "steps": steps,
         "documents": documents,
-        "dataset": dataset,
         "shards": shards,
+        "dataset": dataset,
         "languages": sorted((code, found) for (key, code), found in kept if key == "detected_language"),
         "opt_outs": [(reason, count) for step in read for reason, count in step.reasons if reason in _OPT_OUTS],
         "removed": removed,

@@ -78,7 +78,6 @@ def read_content(trace: Trace, percent: int = 10, most: int = 10**9) -> Content:
 
 
 def without_tombstones(prefix: Path) -> tuple[int, int]:
-    """The documents of a dataset and their tokens, but for those that `corpus.remove` has removed."""
-    index, left = IndexedDataset(prefix), DocumentTable(prefix).ids != 0
-    before = np.concatenate([[0], np.cumsum(index.lengths, dtype=np.int64)])[index.document_index]
-    return int(left.sum()), int(np.diff(before)[left].sum())
+    """The documents of a run's dataset and their tokens, but for those that `corpus.remove` has removed."""
+    left = DocumentTable(prefix).ids != 0
+    return int(left.sum()), int(IndexedDataset(prefix).lengths[left].sum())  # a sequence per document

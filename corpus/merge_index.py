@@ -17,11 +17,10 @@ from common import cli
 from common.errors import InputError
 from common.files import check_outputs, shard_paths
 from common.progress import Meter
-from common.stats import Stats
+from common.stats import Stats, no_documents
 from corpus.index import IndexedDataset, IndexWriter, read_meta, suffixed
 from corpus.index.documents import DocumentTable
 from corpus.index.layout import DOCUMENTS
-from corpus.runner import no_documents
 
 
 def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:

@@ -21,16 +21,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from common.errors import EmptyResultError, InputError
-from common.files import (
-    BadLines,
-    Document,
-    Fingerprint,
-    document_writer,
-    fingerprint,
-    first_change,
-    read_json,
-    read_shards,
-)
+from common.files import BadLines, Document, Fingerprint, document_writer, fingerprint, first_change, read_shards
 from common.progress import Meter
 from common.settings import Settings
 from common.stats import Stats
@@ -200,26 +191,6 @@ class Step:
             return f"{inputs}no {self.unit} inside"
         cure = f"; {self.cure}" if self.cure else ""
         return f"{inputs}none of {self.stats.documents_in} {self.unit} is left ({self.stats.dropped()}){cure}"
-
-
-def no_documents(inputs: Sequence[Path], run: Path) -> EmptyResultError:
-    """The error of a step over all shards that gets no document: it names the step of the run that dropped them all."""
-    why, shards = "", {path.name.split(".")[0].split("_")[0] for path in inputs}
-    for folder in sorted(path for path in run.glob("*") if path.is_dir()):
-        total = Stats(folder.name)
-        for path in sorted(folder.glob("*stats.json")):
-            if path.name == "stats.json" or path.name.split(".")[0] in shards:
-                part = read_json(path)
-                total.step = part["step"]
-                total.documents_in += part["documents_in"]
-                total.documents_out += part["documents_out"]
-                total.reasons.update(part["reasons"])
-        if total.documents_in and not total.documents_out:
-            why = (
-                f": {total.step} dropped all {total.documents_in} ({total.dropped()}); change its settings, or give "
-                f"other input; {folder}/*stats.json have examples"
-            )
-    return EmptyResultError(f"{inputs[0]}: no documents in {len(inputs)} shard(s){why}")
 
 
 def _each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:

@@ -1,7 +1,4 @@
-"""The names of checkpoints and marks in a model folder, and whether its training is finished.
-
-Imports no torch, so that a plan need not wait for it.
-"""
+"""The checkpoints and marks in a model folder. Imports no torch, so that a plan need not wait for it."""
 
 import json
 import re
@@ -61,39 +58,28 @@ def newest_iteration(model_folder: Path) -> int:
 def is_finished(settings: Settings, name: str) -> bool:
     """Whether a model has been trained to its last iteration, or until it improved no more.
 
-    Raises ConfigError if it is finished, but by settings that train another model: those of its last start.
+    Raises ConfigError if it was, but by another recipe (`Experiment.recipe`) than that of `settings`.
     """
-    folder, last = settings.model_folder(name), settings.model_folder(name) / "settings.yaml"
-    end = read_json(folder / "done.json") if (folder / "done.json").exists() else {}
-    if not _ends(end, settings.models[name].train):
+    folder, now = settings.model_folder(name), settings.models[name]
+    done, last = folder / "done.json", folder / "settings.yaml"
+    end = read_json(done) if done.exists() else {"iteration": newest_iteration(folder)}
+    if not _ends(end, now.train):
         return False
     earlier = load_settings(last) if last.exists() else settings
-    if name in earlier.models:  # the folder may have been renamed
-        then, now = (_recipe(one, name) for one in (earlier, settings))
-        check_same_training(folder, then, now, ended=_ends(end, earlier.models[name].train))
-    return True
+    then = earlier.models.get(name, now)  # the model's folder may have been renamed, and the run's
+    recipe = json.loads(json.dumps(now.recipe).replace(f'"{settings.run}/', f'"{earlier.run}/'))
+    changed = changes(then.recipe, recipe)
+    if not _ends(end, then.train):  # a training that was stopped may end there
+        changed = [line for line in changed if not line.startswith(LENGTH)]
+    if changed:
+        raise ConfigError(
+            f"models.{name}: {', '.join(changed)}, but {folder} is finished, and other values need a new training; set "
+            "them back, choose another model name (training.train --name), or move the folder away"
+        )
+    return done.exists()
 
 
 def _ends(end: Mapping[str, Any], train: TrainSettings) -> bool:
     """Whether a training ends where a done.json says."""
     without = end.get("validations_without_improvement", 0)
     return int(end.get("iteration", 0)) >= train.iterations or 0 < train.stop_after_no_improvement <= without
-
-
-def _recipe(settings: Settings, name: str) -> dict[str, Any]:
-    """What the weights depend on; paths below the run are relative, so that a run may be renamed."""
-    return dict(json.loads(json.dumps(settings.models[name].recipe).replace(f'"{settings.run}/', '"RUN/')))
-
-
-def check_same_training(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any], *, ended: bool) -> None:
-    """Raise ConfigError if a model that needs no more iterations was trained by another recipe than that of now.
-
-    `ended`: whether it had also ended by the earlier settings; if not, `LENGTH` may be lowered to what is done.
-    """
-    length = tuple(f"models.{folder.name}.{key} " for key in LENGTH)
-    changed = [line for line in changes(then, now, f"models.{folder.name}.") if ended or not line.startswith(length)]
-    if changed:
-        raise ConfigError(
-            f"{', '.join(changed)}, but the model in {folder} is finished, and other values need a new training; set "
-            "them back, choose another model name (training.train --name), or move the folder away"
-        )

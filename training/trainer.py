@@ -34,7 +34,6 @@ from training.launch.process_group import World
 from training.metrics.boards import open_boards
 from training.metrics.logger import MetricsLogger
 from training.metrics.timers import Timers
-from training.model_folder import check_same_training
 from training.monitoring import blame
 from training.monitoring.guard import Guard, first_non_finite
 from training.monitoring.heartbeat import Heartbeat
@@ -72,14 +71,8 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
     train = experiment.train
     newest = checkpoint.newest(folder)
     if newest is not None:
-        then, now = ({key: one.recipe[key] for key in ("model", "train")} for one in (newest.experiment, experiment))
-
-        def check() -> None:
-            checkpoint.check_fits(newest, name=folder.name, experiment=experiment, data=data.train)
-            if newest.progress.end(train):
-                check_same_training(folder, then, now, ended=bool(newest.progress.end(newest.train)))
-
-        run_on_all_ranks(check if on_rank0 else lambda: None)
+        fits = partial(checkpoint.check_fits, newest, name=folder.name, experiment=experiment, data=data.train)
+        run_on_all_ranks(fits if on_rank0 else lambda: None)
         if end := newest.progress.end(train):
             if on_rank0:
                 say(f"{newest.path}: already at {end}")
@@ -92,6 +85,9 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
     if on_rank0:
         if newest is not None:
             say(f"resumed from {newest.path}: {train.iterations - start.iteration:,} iterations left")
+            then, now = (
+                {key: one.recipe[key] for key in ("model", "train")} for one in (newest.experiment, experiment)
+            )
             if changed := changes(then, now):
                 say(f"changed since {newest.path.name}: {', '.join(changed)}")
         kept = plan.as_dict(start.iteration, start.consumed_samples)

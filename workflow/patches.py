@@ -103,12 +103,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
         return str(super()._get_key(f)).removeprefix(self._inside)
 
     def _input(self, job: Any) -> list[str]:
-        return [str(path).removeprefix(self._inside) for path in super()._input(job) if not path.endswith(_PARTS)]
-
-    def input(self, path: Any) -> list[str] | None:
-        """The recorded inputs; earlier versions recorded the parts, too."""
-        found = super().input(path)
-        return found and [name for name in found if not name.endswith(_PARTS)]
+        return [str(path).removeprefix(self._inside) for path in super()._input(job)]
 
     def _params(self, job: Any) -> list[str]:
         return [text.replace(self._inside, "RUN/") for text in super()._params(job)]
@@ -124,7 +119,10 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     def _input_changed(self, job: Any, file: Any = None) -> bool:
         if self.metadata(file) is None:
             return os.path.exists(file) and _tell(self._settings.run)
-        return super()._input_changed(job, file) or self._change(job.rule.name)
+        before, now = (
+            {name for name in names if not name.endswith(_PARTS)} for names in (self.input(file), self._input(job))
+        )
+        return before != now or self._change(job.rule.name)
 
 
 @cache

@@ -20,7 +20,7 @@ _RUNNING: Any = {
         "keep_every", "keep_best", "sample_interval", "sample_prompt", "allow_slow", "allow_tight",
     },
 }  # fmt: skip
-# The same training, longer or shorter. All other keys: a new training (`training.model_folder.check_same_training`).
+# The same training, longer or shorter. All other keys: a new training (`training.model_folder.is_finished`).
 LENGTH = ("train.iterations", "train.stop_after_no_improvement")
 _REFUSED = True
 # The keys that have an effect only with others. Refused: those that a person sets to change what is learnt.

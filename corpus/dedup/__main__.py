@@ -42,12 +42,11 @@ from common.files import (
 )
 from common.folders import remove_own
 from common.settings import DedupSettings, Settings
-from common.stats import Stats
+from common.stats import Stats, no_documents
 from common.workers import Workers
 from corpus.dedup.clusters import filter_shard, outputs_of, write_clusters
 from corpus.dedup.pairs import jobs_of, write_edges, write_pairs
 from corpus.dedup.signatures import Signatures, write_signatures
-from corpus.runner import no_documents
 
 _OWN = re.compile(r".+\.(signatures|pairs|edges|clusters)(\.tmp)?")  # files in the folder work.tmp/
 

@@ -103,9 +103,9 @@ def test_a_finished_run_is_left_alone_and_continues_when_asked_for_more(tmp_path
     assert not is_finished(settings_of(config), "tiny")
     for override in ("train.lr=0.5", "train.iterations=3"):  # of the checkpoint alone, and then of done.json, too
         told = refusal(capsys, main, "--config", config, "--model", "tiny", override)
-        assert f"models.tiny.{override.split('=')[0]} " in told and f"model in {folder} is finished" in told
+        assert f"models.tiny: {override.partition('=')[0]} " in told and f"{folder} is finished" in told
     assert train_tiny(config) == 0 and is_finished(settings_of(config), "tiny")
-    with pytest.raises(ConfigError, match=r"models\.tiny\.train\.lr 0\.\d+ -> 0\.5, but .* or move the folder away"):
+    with pytest.raises(ConfigError, match=r"models\.tiny: train\.lr 0\.\d+ -> 0\.5, but .* or move the folder away"):
         is_finished(load_settings(config, ["train.lr=0.5"], "tiny"), "tiny")
     assert (folder / "train.csv").read_bytes() == before
     assert read_json(folder / "done.json")["iteration"] == 4

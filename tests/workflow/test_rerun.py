@@ -183,16 +183,14 @@ def test_another_content_of_an_input_repeats_the_steps_that_read_it(finished: Pa
     (finished / "tasks/quiz.yaml").write_text("x")
 
 
-def test_a_finished_model_with_a_changed_key_is_refused_by_the_plan_and_what_was_deleted_is_made_again(
-    finished: Path,
-) -> None:
+def test_a_changed_key_of_a_finished_model_is_refused_and_deleted_results_are_made_again(finished: Path) -> None:
     run = finished / "results/x"
     write_settings(Settings.model_validate(BASE), run / "models/tiny/settings.yaml")
     (finished / "other.yaml").write_text(yaml.safe_dump(with_overrides(BASE, ["models.tiny.train.lr=0.1"])))
     refused = snakemake(finished, "merge_tiny", "-n", "--configfile", "other.yaml")
     (run / "models/tiny/settings.yaml").unlink()
     (line,) = [line for line in refused.stderr.splitlines() if line.startswith("error")]
-    assert refused.returncode == 2 and "models.tiny.train.lr 0.00015 -> 0.1" in line
+    assert refused.returncode == 2 and "models.tiny: train.lr 0.00015 -> 0.1" in line
     for name in ("merged", "dataset"):
         (run / name).rename(run / f"{name}-away")
     rules, _ = plan(finished)

@@ -99,8 +99,7 @@ def may_fetch():
 
 @cache
 def fits(model):
-    """True; ends Snakemake in one line if the model needs more memory or time than it will have, or is finished with
-    other settings.
+    """True; ends Snakemake in one line if the model does not fit its machine, or is finished with other settings.
 
     Asked when the DAG is built: a laptop builds no corpus for a model that it cannot train.
     """
