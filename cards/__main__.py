@@ -14,18 +14,15 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cards.content import read_content, without_tombstones
+from cards.content import read_content, recount, without_tombstones
 from common import cli, page
 from common.config import load_settings
 from common.errors import InputError
 from common.files import REMOVED_IDS, expand_inputs, read_json, removed_ids, sha256, shard_paths, write_text
 from common.settings import Settings
-from common.stats import Stats
-from corpus.sample import read_any
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from report.funnel import Step, funnel
 from report.models import Model, trained_models
@@ -44,10 +41,8 @@ def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
     removed, tokenized = len(removed_ids([run / REMOVED_IDS])), steps.get("merge_index")
     dataset = tokenized and (tokenized.documents_out, tokenized.tokens)
     if documents and removed:  # the statistics count them
-        left, documents = Stats(documents.name), Step(documents.name, documents.unit)
-        for document in chain.from_iterable(map(read_any, shards)):
-            left.keep(document)
-        documents.add(left.as_dict())
+        documents = Step(documents.name, documents.unit)
+        documents.add(recount(shards).as_dict())
         dataset = tokenized and without_tombstones(run / settings.dataset_prefix.relative_to(settings.run))
     kept = documents.kept_by.items() if documents else ()
     read = [steps[name] for name in ("scrape", "ingest") if name in steps]
