@@ -16,10 +16,10 @@ onstart:
     snakefile.prepare_run(settings)
 
 
-# A missing file is made again only if it is named here: all results that people keep.
 rule all:
     default_target: True
     input:
+        # All results that people keep: a missing file is made again only if it is named.
         rules.report.input,
         rules.report.output,
         rules.merge_index.output if settings.urls or settings.sources else [],

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 from common import cli
-from common.errors import InputError
+from common.errors import EmptyResultError, InputError
 from common.files import check_outputs, shard_paths
 from common.progress import Meter
 from common.stats import Stats, no_documents
@@ -51,7 +51,7 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
         stats.documents_out, stats.bytes_out = index.documents, index.tokens * index.dtype.itemsize
         stats.extra["tokens"] = index.tokens
         if not stats.documents_out:
-            raise no_documents(inputs, inputs[0].parent.parent)
+            raise EmptyResultError(no_documents(inputs, inputs[0].parent.parent))
     return stats
 
 

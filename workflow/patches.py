@@ -28,7 +28,6 @@ from common.settings import Settings
 from workflow import redone, steps
 
 _RECORDS = "records"
-_PARTS = (".pairs", ".edges")  # of dedup's work: how many there are changes no result
 
 
 def install(settings: Settings) -> None:
@@ -78,6 +77,8 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     `ingest` are compared by content. A result without a record is made again: nobody knows what it was made with.
     """
 
+    _PARTS = (".pairs", ".edges")  # of dedup's work: how many there are changes no result
+
     def __init__(self, settings: Settings, **named: Any) -> None:
         super().__init__(**named)
         self._settings, self._inside = settings, f"{settings.run}/"
@@ -110,7 +111,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
 
     def metadata(self, path: Any) -> Any:
         """The record of a file; none of a part that is gone: the record of what was made of it counts."""
-        return None if path.endswith(_PARTS) and not os.path.exists(path) else super().metadata(path)
+        return None if path.endswith(self._PARTS) and not os.path.exists(path) else super().metadata(path)
 
     def has_metadata(self, job: Any) -> bool:
         """True: Snakemake ignores other changes of a job if this is False."""
@@ -120,7 +121,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
         if self.metadata(file) is None:
             return os.path.exists(file) and _tell(self._settings.run)
         before, now = (
-            {name for name in names if not name.endswith(_PARTS)} for names in (self.input(file), self._input(job))
+            {name for name in names if not name.endswith(self._PARTS)} for names in (self.input(file), self._input(job))
         )
         return before != now or self._change(job.rule.name)
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from common import cli
 from common.console import warn
-from common.errors import InputError
+from common.errors import EmptyResultError, InputError
 from common.files import (
     check_outputs,
     expand_inputs,
@@ -134,7 +134,7 @@ def dedup(
                 write_signatures(path, output, settings, pool, max_bad_share)
             signatures = Signatures(files, settings)
             if signatures.count == signatures.earlier:
-                raise no_documents(inputs, inputs[0].parent.parent)
+                raise EmptyResultError(no_documents(inputs, inputs[0].parent.parent))
             stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in signatures.own)
             for phase in (_bands, _verify):
                 for _ in pool.map(partial(phase, work, files, settings), shares):
@@ -156,7 +156,7 @@ def _bands(work: Path, files: Sequence[Path], settings: DedupSettings, share: Sh
     part, parts = share
     signatures = Signatures(files, settings)
     if signatures.count == signatures.earlier:
-        raise no_documents(files, work.parent.parent)
+        raise EmptyResultError(no_documents(files, work.parent.parent))
     count = write_pairs(signatures, work / f"{part}.pairs", settings, part, parts)
     return f"dedup bands {part}/{parts}: {count} pairs of {signatures.count} documents"
 
