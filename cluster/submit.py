@@ -23,8 +23,9 @@ from cluster.wait import wait
 from common import cli
 from common.config import load_settings
 from common.errors import ConfigError, JobError
-from common.files import lock, read_json
+from common.files import lock
 from common.settings import Settings, changes
+from training.model_folder import is_finished
 from training.planning.fit import prepare
 from training.planning.machines import processes_of
 
@@ -93,14 +94,6 @@ def _check_unchanged(settings: Settings, name: str, job: Job) -> None:
             f"job {job.id} is alive with other settings: {', '.join(keys)}; restore them, or end the job first: "
             f"python -m cluster.cancel {settings.model_folder(name)}"
         )
-
-
-def is_finished(settings: Settings, name: str) -> bool:
-    """Whether a model has been trained to its last iteration, or until it improved no more."""
-    done, train = settings.model_folder(name) / "done.json", settings.models[name].train
-    end = read_json(done) if done.exists() else {}
-    without = end.get("validations_without_improvement", 0)
-    return int(end.get("iteration", 0)) >= train.iterations or 0 < train.stop_after_no_improvement <= without
 
 
 def _checked(settings: Settings, name: str) -> Settings:

@@ -41,7 +41,7 @@ def wait(name: str, folder: Path, job: Job, max_restarts: int) -> None:
     if state.state == "cancelled":
         raise JobError(f"{name}: job {job.id} {state}; python -m cluster.submit starts it again")
     path, lines = log_tail(job)
-    quoted = "".join(f"\n    {line}" for line in lines)
+    quoted = "".join(f"\n    {line}" for line in lines if line.removeprefix("error: ") != state.reason)
     raise JobError(f"{name}: job {job.id} {state}; log: {path if path.exists() else job.logs}{quoted}")
 
 

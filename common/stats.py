@@ -1,9 +1,10 @@
 """Statistics of a step: counted while it runs, written as `stats.json` beside its output."""
 
+import re
 import time
 from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -127,6 +128,20 @@ class Stats:
         tokens = f"; {self.extra['tokens']:,} tokens" if "tokens" in self.extra else ""
         kept = f"{self.documents_out} of {self.documents_in} documents kept"
         return f"{self.step}: {kept}; dropped: {self.dropped()}{tokens}"
+
+
+def no_documents(inputs: Sequence[Path], run: Path) -> str:
+    """That shards hold no document, and which step of the run dropped them all."""
+    totals, shards = defaultdict[Path, Stats](lambda: Stats("")), {re.split("[._]", path.name)[0] for path in inputs}
+    for path in sorted(run.glob("*/*stats.json")):
+        if path.name.split(".")[0] in {"stats", *shards}:
+            part = read_json(path)
+            reasons = Counter(part["reasons"])
+            totals[path.parent].add(Stats("", part["documents_in"], part["documents_out"], reasons=reasons))
+    empty = [(folder, each) for folder, each in totals.items() if each.documents_in and not each.documents_out]
+    why = [f"; of {each.documents_in} in {folder}, all were dropped ({each.dropped()})" for folder, each in empty]
+    cure = "; change the settings of that step, or give other input" if why else ""
+    return f"{inputs[0]}: no documents in {len(inputs)} shard(s){''.join(why)}{cure}"
 
 
 @lru_cache(1024)  # a shard has the pages of few hosts

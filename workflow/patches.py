@@ -132,6 +132,8 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     `ingest` are compared by content. A result without a record is made again: nobody knows what it was made with.
     """
 
+    _PARTS = (".pairs", ".edges")  # of dedup's work: how many there are changes no result
+
     def __init__(self, settings: Settings, **named: Any) -> None:
         super().__init__(**named)
         self._settings, self._inside = settings, f"{settings.run}/"
@@ -179,6 +181,10 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     def _params(self, job: Any) -> list[str]:
         return [text.replace(self._inside, "RUN/") for text in super()._params(job)]
 
+    def metadata(self, path: Any) -> Any:
+        """The record of a file; none of a part that is gone: the record of what was made of it counts."""
+        return None if path.endswith(self._PARTS) and not os.path.exists(path) else super().metadata(path)
+
     def has_metadata(self, job: Any) -> bool:
         """True: Snakemake ignores other changes of a job if this is False."""
         return True
@@ -186,7 +192,10 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     def _input_changed(self, job: Any, file: Any = None) -> bool:
         if self.metadata(file) is None:
             return os.path.exists(file) and _tell(self._settings.run)
-        return super()._input_changed(job, file) or self._change(job.rule.name)
+        before, now = (
+            {name for name in names if not name.endswith(self._PARTS)} for names in (self.input(file), self._input(job))
+        )
+        return before != now or self._change(job.rule.name)
 
 
 def running_steps(dag: Any) -> list[Running]:

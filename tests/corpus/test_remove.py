@@ -13,6 +13,7 @@ import orjson
 import pytest
 import zstandard
 
+from cards.content import without_tombstones
 from common.config import load_settings
 from common.errors import ConfigError
 from common.files import read_json
@@ -109,6 +110,8 @@ def test_documents_leave_every_file_and_only_training_and_what_follows_it_run_ag
         changed = np.flatnonzero(then != now)
         assert (changed.min(), changed.max()) == (begin, begin + len(dataset.document(number)) - 2)
         assert DocumentTable(run / prefix)[number][1:3] == (REMOVED, "")
+        left = (dataset.n_documents - 1, len(dataset.tokens) - len(dataset.document(number)))
+        assert without_tombstones(run / prefix) == left
     buried = tuple(f"{prefix}." for prefix in record["datasets"])
     for path in before.keys() & after.keys():
         had = any(name in before[path] for name in names | ids)

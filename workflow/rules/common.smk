@@ -11,6 +11,7 @@ from pathlib import Path
 from workflow import growing, snakefile
 from corpus.index import content_of
 from common.files import REMOVED_IDS, find_inputs, sha256, shard_name
+from training.model_folder import is_finished
 from workflow import steps
 
 settings = snakefile.read_settings(workflow)
@@ -109,10 +110,11 @@ def has_tasks(model):
 def fits(model):
     """True; ends Snakemake in one line if the model needs memory, files or packages that it will not have.
 
-    Asked when the DAG is built: a laptop builds no corpus for a model that it cannot train.
+    Also if it is finished with other settings. Asked when the DAG is built: a laptop builds no corpus for a model that
+    it cannot train.
     """
-    if not (settings.model_folder(model) / "done.json").exists():
-        snakefile.check_before_jobs(
-            workflow, lambda: snakefile.check_model(settings, model)
-        )
+    snakefile.check_before_jobs(
+        workflow,
+        lambda: is_finished(settings, model) or snakefile.check_model(settings, model),
+    )
     return True

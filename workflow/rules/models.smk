@@ -187,4 +187,4 @@ for name in settings.models:
         name:
             f"merge_{name}"
         input:
-            expand(result("merge"), model=name),
+            expand([result("train"), result("merge")], model=name),
