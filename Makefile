@@ -22,6 +22,7 @@ DEV := $(VENV)/.ready-to-test
 .PHONY: setup demo test test-all lint docs lock slurm-lab clean
 
 setup: $(READY)
+	@echo "ready; next: source $(BIN)/activate, then snakemake all (the demo), or snakemake all --configfile FILE"
 
 demo: $(READY)
 	@$(BIN)/python -m workflow.demo
@@ -64,7 +65,7 @@ clean:
 define install
 @echo "$(BIN)/pip install $(1)"
 @(while sleep 10 >/dev/null 2>&1; do echo "  installing: $$(du -sh $(VENV) | cut -f 1) in $(VENV)"; done) & \
-	trap "kill $$!" EXIT; $(BIN)/pip install --quiet $(1)
+	trap "kill $$! 2>/dev/null" EXIT; $(BIN)/pip install --quiet $(1)
 endef
 
 # An environment without the file .ready is incomplete and is created again. torch is installed first and pinned, so that

@@ -16,7 +16,15 @@ onstart:
     snakefile.prepare_run(settings)
 
 
+onsuccess:
+    snakefile.print_results(workflow)
+
+
 rule all:
     default_target: True
     input:
+        # All results that people keep: a missing file is made again only if it is named.
+        rules.report.input,
         rules.report.output,
+        rules.merge_index.output if settings.urls or settings.sources else [],
+        expand(rules.merge.output, model=settings.train_models),

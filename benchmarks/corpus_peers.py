@@ -11,7 +11,7 @@ from unittest.mock import patch
 from benchmarks.harness import Timed
 from common.files import Document, document_writer, fsync, read_documents
 from common.settings import CleanSettings
-from common.tokenizer import END_OF_TEXT, vocabulary_files
+from common.tokenizer import END_OF_TEXT, VocabularyFiles, vocabulary_files
 
 
 def url_recipe(source: Path, target: Path) -> Timed:
@@ -143,6 +143,7 @@ def encoder(name: str, source: Path) -> Timed:
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     files = vocabulary_files()
+    assert isinstance(files, VocabularyFiles)
     theirs: Any = ByteLevelBPETokenizer(str(files.encoder_json), str(files.vocab_bpe))
     encode = theirs.encode
     if name.startswith("tiktoken"):

@@ -188,8 +188,9 @@ def current_state(folder: Path, job: Job, known: Mapping[str, QueuedJob] | None)
         return replace(now, state="running" if running else recorded.state, reason=SILENT)
     if seen is not None and seen.state == "CANCELLED":
         return replace(now, state="cancelled", reason="scancel")
-    reason = f"Slurm's state: {seen.state}" if seen else "it exited without an error message; its log may say why"
-    return replace(now, state="failed", reason=reason)
+    last = [line.removeprefix("error: ") for line in log_tail(job, 1)[1] if line.startswith("error: ")]
+    reason = last[0] if last else "it exited without an error message; its log may say why"
+    return replace(now, state="failed", reason=f"Slurm's state: {seen.state}" if seen else reason)
 
 
 def progress(folder: Path, job: Job, state: State) -> str:

@@ -23,8 +23,9 @@ from cluster.wait import wait
 from common import cli
 from common.config import load_settings
 from common.errors import ConfigError, JobError
-from common.files import lock, read_json
+from common.files import lock
 from common.settings import Settings, changes
+from training.model_folder import is_finished
 from training.planning.fit import prepare
 from training.planning.machines import processes_of
 
@@ -95,14 +96,6 @@ def _check_unchanged(settings: Settings, name: str, job: Job) -> None:
         )
 
 
-def is_finished(settings: Settings, name: str) -> bool:
-    """Whether a model has been trained to its last iteration, or until it improved no more."""
-    done, train = settings.model_folder(name) / "done.json", settings.models[name].train
-    end = read_json(done) if done.exists() else {}
-    without = end.get("validations_without_improvement", 0)
-    return int(end.get("iteration", 0)) >= train.iterations or 0 < train.stop_after_no_improvement <= without
-
-
 def _checked(settings: Settings, name: str) -> Settings:
     """The settings that the job gets: their processes fill whole nodes, and the planner has checked the layout."""
     nodes_and_tasks(name, settings.models[name], settings.cluster)
@@ -125,9 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("cluster.submit", __doc__)
     cli.add_model_settings(parser)
     parser.add_argument("--wait", action="store_true", help="wait for the job to end")
-    parser.add_argument(
-        "--terminal", type=int, metavar="N", help="descriptor that gets the progress of a local job, too"
-    )
     parser.add_argument("--dry-run", action="store_true", help="print the batch script that would be submitted")
     arguments = parser.parse_args(argv)
     settings = cli.read_settings(arguments)
@@ -140,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = submit(settings, arguments.model)
     if arguments.wait:
         folder, restarts = settings.model_folder(arguments.model).resolve(), settings.cluster.max_restarts
-        wait(arguments.model, folder, job, restarts, arguments.terminal if job.executor == "local" else None)
+        wait(arguments.model, folder, job, restarts)
     return 0
 
 

@@ -20,13 +20,13 @@ from common.progress import Ticker
 _LAG = 20.0  # seconds for a job's last files to appear on a network file system
 
 
-def wait(name: str, folder: Path, job: Job, max_restarts: int, terminal: int | None = None) -> None:
-    """Wait for the job of a model folder; print every 30 s how far it is, to the descriptor `terminal`, too.
+def wait(name: str, folder: Path, job: Job, max_restarts: int) -> None:
+    """Wait for the job of a model folder; print every 10 s how far it is.
 
     Raises JobError if the job did not finish, and if it waits for something that will not come (it is cancelled then).
     """
     try:
-        state = _final_state(folder, job, max_restarts, Ticker(terminal))
+        state = _final_state(folder, job, max_restarts, Ticker())
     except (KeyboardInterrupt, SystemExit):  # the latter for SIGTERM and SIGHUP
         if job.executor == "local":
             print("\nfinishing the step, then saving; Ctrl-C again to leave at once", file=sys.stderr, flush=True)
@@ -41,7 +41,7 @@ def wait(name: str, folder: Path, job: Job, max_restarts: int, terminal: int | N
     if state.state == "cancelled":
         raise JobError(f"{name}: job {job.id} {state}; python -m cluster.submit starts it again")
     path, lines = log_tail(job)
-    quoted = "".join(f"\n    {line}" for line in lines)
+    quoted = "".join(f"\n    {line}" for line in lines if line.removeprefix("error: ") != state.reason)
     raise JobError(f"{name}: job {job.id} {state}; log: {path if path.exists() else job.logs}{quoted}")
 
 

@@ -44,6 +44,14 @@ class _Parser(argparse.ArgumentParser):
             message += closest(message.split()[2], self._option_string_actions)
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; or, called by a shell for the completion of a command line, print what completes it and exit."""
+        if "_ARGCOMPLETE" in os.environ:
+            import argcomplete
+
+            argcomplete.autocomplete(self)
+        return super().parse_args(args, namespace)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does (verbs, too), collect every `section.key=value`, and check the paths."""
         given = list(sys.argv[1:] if args is None else args)
@@ -275,6 +283,19 @@ def add_step_options(parser: argparse.ArgumentParser, section: str) -> None:
 # -------------------------------------------------------------------------------------------- running
 
 
+def refuse_other_copy(folder: Path) -> None:
+    """Raise InputError if a folder holds another copy of the toolkit than this one.
+
+    `snakemake` and `urls-to-gpt2` run the installed copy, but their jobs, `python -m …`, that of the working folder.
+    """
+    ours, other = Path(__file__).resolve().parents[1], folder.resolve()
+    if other != ours and all((other / name).is_file() for name in ("common/cli.py", "corpus/runner.py")):
+        raise InputError(
+            f"{other}: holds another copy of the toolkit than {ours}, which runs; use one of them: "
+            f"pip install -e {other}, or work in a folder of your own (urls-to-gpt2 init)"
+        )
+
+
 def run(main: Callable[[], int], signals: bool = True) -> int:
     """Call `main` and return its exit code; errors that a user can cure become one line and exit code 2.
 
@@ -323,6 +344,7 @@ def _raising_signals(enabled: bool) -> Iterator[list[signal.Signals]]:
 
 def _report_errors(main: Callable[[], int]) -> int:
     try:
+        refuse_other_copy(Path.cwd())
         return main()
     except ToolkitError as error:
         return fail(error)

@@ -3,12 +3,14 @@
     urls-to-gpt2 init runs
     urls-to-gpt2 corpus.clean --input pages.jsonl.zst --output clean.jsonl.zst
     urls-to-gpt2 corpus.clean --help
+    eval "$(register-python-argcomplete urls-to-gpt2)"      # in ~/.bashrc: Tab completes commands and options
 
 The commands:
 
 """
 
 import ast
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -52,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names, as `python -m` does."""
     given = list(sys.argv[1:] if argv is None else argv)
     verb = given[0] if given else ""
+    if "_ARGCOMPLETE" in os.environ and len(words := os.environ["COMP_LINE"].split()) > 1 and words[1] in _VERBS:
+        verb, os.environ["_ARGCOMPLETE"] = words[1], "2"  # the command line begins at the second word
     if verb in _VERBS:
         sys.argv[1:] = given[1:]
         runpy.run_module(_VERBS[verb], run_name="__main__", alter_sys=True)  # exits with the command's code
@@ -59,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("common.commands", (__doc__ or "") + "\n".join(lines))
     parser.prog, parser.usage = "urls-to-gpt2", "urls-to-gpt2 COMMAND …"
     parser.add_argument("--version", action="version", version=version("urls-to-gpt2"))
-    parser.add_argument("command", metavar="COMMAND", help="one of the commands above")
+    command = parser.add_argument("command", metavar="COMMAND", help="one of the commands above")
+    vars(command)["completer"] = lambda **_: list(_VERBS)  # read by argcomplete
     parser.parse_args(given[:1])
     parser.error(f"no command {verb!r}{closest(verb, _VERBS)}")
 

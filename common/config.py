@@ -117,17 +117,23 @@ def validate(raw: Mapping[str, Any], source: str) -> Settings:
     try:
         return Settings.model_validate(dict(raw))
     except ValidationError as errors:
-        error = errors.errors()[0]
-        location = error["loc"]
-        key = ".".join(str(part) for part in location)
-        if error["type"] == "extra_forbidden":
-            hint = closest(str(location[-1]), _keys()) or "; docs/config.md lists the keys"
+        # a misspelt key is missing, too: name what was written
+        error = min(errors.errors(), key=lambda error: error["type"] != "extra_forbidden")
+        location, kind, message = error["loc"], error["type"], error["msg"].removeprefix("Value error, ")
+        if kind == "missing" and isinstance(location[-1], int):  # the second value of a pair
+            location, kind, message = location[:-1], "too_short", "has too few values; docs/config.md has the default"
+        elif kind in ("model_type", "dict_type"):
+            message = "needs keys with values of their own; docs/config.md lists the keys"
+        key = ".".join(map(str, location))
+        if kind == "extra_forbidden":
+            name, known = str(location[-1]), _keys()
+            hint = "" if name in known else closest(name, known)  # else it is a key of another section
+            hint = hint or "; docs/config.md lists the keys of each section"
             raise ConfigError(f"{source}: unknown key {key!r}{hint}") from None
-        if error["type"] == "missing":
+        if kind == "missing":
             raise ConfigError(f"{source}: key {key!r} is missing") from None
-        given = "" if error["type"] == "value_error" else f" (given: {error['input']!r})"
-        message = error["msg"].removeprefix("Value error, ") + given
-        raise ConfigError(f"{source}: {key + ': ' if key else ''}{message}") from None
+        given = "" if kind == "value_error" else f" (given: {error['input']!r})"
+        raise ConfigError(f"{source}: {key + ': ' if key else ''}{message}{given}") from None
 
 
 def load_settings(

@@ -1,26 +1,41 @@
-"""Progress on stderr: a bar on a terminal, a line every 30 seconds in a batch log, nothing with `--quiet`.
+"""Progress on stderr: a bar on a terminal, a line every 10 seconds in a log.
 
-Every command shows its progress with these functions. `--quiet` sets the environment variable URLS_TO_GPT2_QUIET, which
-the processes that a command starts inherit; set by hand, it silences all jobs of a Snakemake.
+Every command shows its progress with these functions, and Snakemake that of its jobs, from their logs. `--quiet` sets
+the environment variable URLS_TO_GPT2_QUIET, which the processes that a command starts inherit; set by hand, it silences
+all jobs of a Snakemake.
 """
 
 import os
+import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from threading import Lock
+from pathlib import Path
+from threading import Event, Lock, Thread
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 
 from common.console import is_quiet
 
-LOG_INTERVAL = 30.0  # seconds between two lines in a batch log
+LOG_INTERVAL = 10.0  # seconds between two lines in a log
 _BAR_INTERVAL = 1.0  # seconds between two updates of the rates on a terminal
 _WINDOW = 30.0  # seconds over which rates are averaged
+_LOGS = 32  # of one step that are read at a time
+_SHARE = re.compile(r"(?<=\s)(\d+)/([1-9]\d*)(?=[\s,])")  # in the line of a meter or a training
 
 
 class Meter:
@@ -71,15 +86,22 @@ class Meter:
         if now - self._samples[-1][0] >= self._interval:
             self._show(now)
 
+    def note(self, text: str) -> None:
+        """Show a note at once, as the next `advance` may be minutes away; in a log, only after a first line."""
+        self._note = text
+        if self._bar is not None or len(self._samples) > 1:
+            self._show(time.monotonic())
+
     def _show(self, now: float) -> None:
         """Show the rates since the oldest sample, the remaining time at that rate, and the note."""
         then, done, size = self._samples[0]
         self._samples.append((now, self.done, self._bytes))
-        rate = (self.done - done) / (now - then)
+        seconds = max(now - then, 1e-3)
+        rate = (self.done - done) / seconds
         figures = f"{rate:.1f}/s"
         if self._bytes:
-            figures += f", {(self._bytes - size) / (now - then) / 1e6:.2f} MB/s"
-        if self.total and rate:
+            figures += f", {(self._bytes - size) / seconds / 1e6:.2f} MB/s"
+        if self.total and rate and self.done < self.total:
             figures += f", {timedelta(seconds=round((self.total - self.done) / rate))} left"
         if self._note:
             figures += f"; {self._note}"
@@ -107,22 +129,82 @@ def count_bytes(label: str, total: int) -> Iterator[Callable[[int], None]]:
         yield advance
 
 
-class Ticker:
-    """Prints a line at most every 30 seconds, for a command that waits for something else to advance.
+@dataclass(frozen=True)
+class Running:
+    """A step of a DAG that has running jobs."""
 
-    `terminal`: a descriptor that gets the lines, too.
+    name: str
+    finished: int
+    jobs: int
+    """Finished, running and waiting ones."""
+    logs: Sequence[Path]
+    """Of the running jobs."""
+
+    def look(self) -> tuple[float, str]:
+        """How many jobs are done, running ones by their share, and the newest last line of their logs."""
+        done, line, newest = float(self.finished), "", 0.0
+        for path in self.logs[:_LOGS]:
+            with suppress(OSError), path.open("rb") as log:
+                facts = os.fstat(log.fileno())
+                log.seek(max(0, facts.st_size - 4096))
+                last = log.read().decode(errors="replace").rstrip().rpartition("\n")[2]
+                if share := _SHARE.search(last):
+                    done += min(1.0, int(share[1]) / int(share[2]))
+                if last and facts.st_mtime >= newest:
+                    line, newest = last.removeprefix(f"{self.name}: "), facts.st_mtime
+        return done, line
+
+
+@contextmanager
+def watch(look: Callable[[], Sequence[Running]]) -> Iterator[None]:
+    """Show a bar for each step that `look()` returns until the block ends; on a terminal only.
+
+    What is printed on sys.stderr meanwhile appears above the bars.
     """
+    if is_quiet() or not sys.stderr.isatty():
+        yield
+        return
+    line = TextColumn("{task.fields[line]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+    bars = Progress(
+        *(TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn(), TimeRemainingColumn(), line),
+        console=Console(stderr=True, soft_wrap=True),  # the terminal wraps long lines, so that they can be copied
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+        expand=True,
+    )
+    ended, tasks = Event(), dict[str, TaskID]()
 
-    def __init__(self, terminal: int | None = None) -> None:
-        self._terminal = terminal
+    def draw() -> None:
+        while not ended.wait(_BAR_INTERVAL):
+            steps = look()
+            for gone in tasks.keys() - {step.name for step in steps}:
+                bars.remove_task(tasks.pop(gone))
+            for step in steps:
+                done, line = step.look()
+                if step.name not in tasks:
+                    tasks[step.name] = bars.add_task(step.name, line="")
+                line = f"{step.finished}/{step.jobs} jobs  {line}" if step.jobs > 1 else line
+                total = step.jobs if done else None  # None: the bar only says that it runs
+                bars.update(tasks[step.name], total=total, completed=done, line=line)
+
+    thread = Thread(target=draw, daemon=True)
+    with bars:
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+class Ticker:
+    """Prints a line at most every 10 seconds, for a command that waits for something else to advance."""
+
+    def __init__(self) -> None:
         self._printed = time.monotonic()
 
     def show(self, line: Callable[[], str]) -> None:
         """Print `line()` on stdout if it is due."""
         if time.monotonic() - self._printed >= LOG_INTERVAL and not is_quiet():
             self._printed = time.monotonic()
-            text = line()
-            print(text, flush=True)
-            if self._terminal is not None:
-                with suppress(OSError):  # it was closed
-                    os.write(self._terminal, f"{text}\n".encode())
+            print(line(), flush=True)

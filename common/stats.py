@@ -1,9 +1,10 @@
 """Statistics of a step: counted while it runs, written as `stats.json` beside its output."""
 
+import re
 import time
 from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from common.files import Document, write_json
+from common.files import Document, read_json, write_json
 
 _EXAMPLES = 10  # kept per reason
 _EXAMPLE_CHARACTERS = 200  # kept of each text
@@ -129,6 +130,20 @@ class Stats:
         return f"{self.step}: {kept}; dropped: {self.dropped()}{tokens}"
 
 
+def no_documents(inputs: Sequence[Path], run: Path) -> str:
+    """That shards hold no document, and which step of the run dropped them all."""
+    totals, shards = defaultdict[Path, Stats](lambda: Stats("")), {re.split("[._]", path.name)[0] for path in inputs}
+    for path in sorted(run.glob("*/*stats.json")):
+        if path.name.split(".")[0] in {"stats", *shards}:
+            part = read_json(path)
+            reasons = Counter(part["reasons"])
+            totals[path.parent].add(Stats("", part["documents_in"], part["documents_out"], reasons=reasons))
+    empty = [(folder, each) for folder, each in totals.items() if each.documents_in and not each.documents_out]
+    why = [f"; of {each.documents_in} in {folder}, all were dropped ({each.dropped()})" for folder, each in empty]
+    cure = "; change the settings of that step, or give other input" if why else ""
+    return f"{inputs[0]}: no documents in {len(inputs)} shard(s){''.join(why)}{cure}"
+
+
 @lru_cache(1024)  # a shard has the pages of few hosts
 def _host(origin: str) -> str:
     """The host of a URL up to its path; empty if it has none."""
@@ -150,3 +165,10 @@ def _most_frequent(values: dict[str, tuple[int, int]]) -> dict[str, dict[str, in
     """`{"wiki": {"documents": 7, "bytes": 900}}`, the most documents first; the rest is known from `documents_out`."""
     ordered = sorted(values.items(), key=lambda item: (-item[1][0], item[0]))[:_WRITTEN]
     return {value: {"documents": documents, "bytes": size} for value, (documents, size) in ordered}
+
+
+def kept_before(shards: Iterable[Path | str]) -> int | None:
+    """The documents in some shards, for progress, where the statistics of the step that wrote them are beside them."""
+    paths = [path.with_name(f"{path.name.partition('.')[0]}.stats.json") for path in map(Path, shards)]
+    known = all(map(Path.is_file, paths))
+    return sum(read_json(path).get("documents_out", 0) for path in paths) or None if known else None

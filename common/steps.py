@@ -132,6 +132,8 @@ MODELS = (
 )
 _BY_NAME = {step.name: step for step in (*CORPUS, *MODELS)}
 _BY_RULE = {part: step.name for step in CORPUS for part in step.parts}
+JOBS = sorted({*_BY_NAME, *_BY_RULE, "demo_site", "report", "cards"} - {"train"})
+"""The rules whose jobs `cluster.corpus` configures by name."""
 
 
 def named(name: str) -> Step:

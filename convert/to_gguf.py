@@ -5,8 +5,8 @@
 
 --checkpoint is a Hugging Face folder, a run of this toolkit, or anything else that convert.merge_mp reads. --dtype is
 that of matrices: f32 is exact, f16 rounds, q8_0 has 8 bits per weight and a scale per 32. The file appears whole or not
-at all; --force replaces an older one. Needs the package gguf (`pip install '.[gguf]'`) and memory for a few copies of
-the largest tensor.
+at all; --force replaces an older one. Needs the package gguf (`pip install 'urls-to-gpt2[gguf]'`) and memory for a
+few copies of the largest tensor.
 """
 
 import sys
@@ -29,7 +29,7 @@ def convert(
     Raises InputError for what llama.cpp cannot compute, and, without `force`, if the file exists.
     """
     if find_spec("gguf") is None:
-        raise InputError("convert.to_gguf needs the package gguf; pip install '.[gguf]'")
+        raise InputError("convert.to_gguf needs the package gguf; pip install 'urls-to-gpt2[gguf]'")
     from convert.sources.find import open_source
     from convert.targets import gguf
 

@@ -6,13 +6,12 @@
 Each shard becomes one file of its name, 0000.parquet or 0000.jsonl.gz, with the columns id, url, text and meta and the
 documents in their order. `datasets.load_dataset("parquet", data_files="parquet/*.parquet")` reads them; for JSON lines
 it is "json". Each file appears complete or not at all; the worker count changes no byte. Parquet needs pyarrow:
-`pip install '.[parquet]'`.
+`pip install 'urls-to-gpt2[parquet]'`.
 """
 
 import gzip
 import sys
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +28,6 @@ from common.files import (
     expand_inputs,
     output_files,
     read_documents,
-    read_lines,
     require_distinct_stems,
     shard_stem,
 )
@@ -103,45 +101,6 @@ def export_shard(output_dir: Path, format: Format, max_bad_share: float, shard: 
     return stats
 
 
-def remove_rows(path: Path, ids: Collection[str], output: Path | None) -> int:
-    """How many rows of an exported file have one of some ids; written without them to `output`, if there is one.
-
-    Raises InputError for a Parquet file that is not one of ours.
-    """
-    count = 0
-
-    def rows() -> Iterator[Row]:
-        nonlocal count
-        for row in _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path):
-            if row[0] in ids:
-                count += 1
-            else:
-                yield row
-
-    if output is None:
-        deque(rows(), 0)
-        return count
-    with output_files([output]) as (target,), target.open() as file:
-        (_write_parquet if path.suffix == ".parquet" else _write_jsonl)(rows(), file)
-    return count
-
-
-def _read_jsonl(path: Path) -> Iterator[Row]:
-    for line in read_lines(path):
-        found = orjson.loads(line)
-        yield found["id"], found["url"], found["text"], found["meta"]
-
-
-def _read_parquet(path: Path) -> Iterator[Row]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        if tuple(file.schema_arrow.names) != COLUMNS:
-            raise InputError(f"{path}: not written by corpus.export; name the files that it wrote")
-        for batch in file.iter_batches():
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
 def _output(output_dir: Path, format: Format, shard: Path) -> Path:
     return output_dir / f"{shard_stem(shard)}{SUFFIXES[format]}"
 
@@ -155,7 +114,7 @@ def export(
     there is no document in any shard.
     """
     if format == "parquet" and not find_spec("pyarrow"):
-        raise InputError("--format parquet: needs pyarrow; pip install '.[parquet]', or use --format jsonl")
+        raise InputError("--format parquet: needs pyarrow; pip install 'urls-to-gpt2[parquet]', or use --format jsonl")
     for shard in shards:
         if not shard.is_file():
             raise InputError(f"{shard}: is not a regular file, so that its output has no name; write it to a file")

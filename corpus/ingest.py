@@ -31,7 +31,16 @@ from typing import Unpack
 
 from common import cli
 from common.errors import InputError
-from common.files import Document, check_outputs, expand_inputs, read_json, removed_ids, sharded_writer, short_hash
+from common.files import (
+    Document,
+    check_outputs,
+    expand_inputs,
+    is_binary,
+    read_json,
+    removed_ids,
+    sharded_writer,
+    short_hash,
+)
 from common.settings import BlacklistSettings, ScrapeSettings, SourceSettings
 from common.stats import Stats
 from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
@@ -67,7 +76,11 @@ def read_sources(
         paths = step.noted(dict.fromkeys(expand_inputs(source.patterns, "sources")), earlier)
         files = ((path, *recognised(path, source)) for path in paths)
         for is_warc, group in groupby(files, lambda file: file[1] == "warc"):
-            texts = (READERS[format](path, exact, step.bad) for path, format, exact in group if not is_warc)
+            texts = (
+                READERS[format](path, exact, step.bad_files if format == "text" else step.bad)
+                for path, format, exact in group
+                if not is_warc
+            )
             for document in from_warc(path for path, _, _ in group) if is_warc else chain.from_iterable(texts):
                 if isinstance(document, Drop):
                     step.stats.documents_in += 1
@@ -89,6 +102,8 @@ def identify(removed: Collection[str], document: Outcome) -> Outcome:
     if name in removed:
         return Drop({"id": name}, "removed")  # without its text and URL
     identified = {"id": name, **document}
+    if is_binary(document["text"].lstrip()[:64].encode()):
+        return Drop(identified, "binary")
     return identified if document["text"].strip() else Drop(identified, "empty")
 
 

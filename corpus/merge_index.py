@@ -17,7 +17,7 @@ from common import cli
 from common.errors import EmptyResultError, InputError
 from common.files import check_outputs, shard_paths
 from common.progress import Meter
-from common.stats import Stats
+from common.stats import Stats, no_documents
 from corpus.index import IndexedDataset, IndexWriter, read_meta, suffixed
 from corpus.index.documents import DocumentTable
 from corpus.index.layout import DOCUMENTS
@@ -51,13 +51,18 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
         stats.documents_out, stats.bytes_out = index.documents, index.tokens * index.dtype.itemsize
         stats.extra["tokens"] = index.tokens
         if not stats.documents_out:
-            raise EmptyResultError(f"{inputs[0]}: no documents in {len(inputs)} shard(s)")
+            raise EmptyResultError(no_documents(inputs, inputs[0].parent.parent))
     return stats
 
 
 def _require_alike(shard: IndexedDataset, first: IndexedDataset) -> None:
-    """Raise InputError if the two differ in dtype or vocabulary."""
-    for suffix, one, other in ((".idx", shard.dtype.name, first.dtype.name), (".json", shard.meta, first.meta)):
+    """Raise InputError if the two differ in dtype or vocabulary, as far as its hash is known."""
+    mine, theirs = (meta.vocabulary if meta else "" for meta in (shard.meta, first.meta))
+    for suffix, one, other in (
+        (".idx", shard.dtype.name, first.dtype.name),
+        (".json", shard.meta, first.meta),
+        (".json", f"merges {mine or theirs}", f"merges {theirs or mine}"),
+    ):
         if one != other:
             raise InputError(
                 f"{suffixed(shard.prefix, suffix)}: {one or 'no such file'}, but "

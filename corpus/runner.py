@@ -24,7 +24,7 @@ from common.errors import EmptyResultError, InputError
 from common.files import BadLines, Document, Fingerprint, document_writer, fingerprint, first_change, read_shards
 from common.progress import Meter
 from common.settings import Settings
-from common.stats import Stats
+from common.stats import Stats, kept_before
 from common.workers import Workers, batched
 
 Item = TypeVar("Item")
@@ -116,10 +116,13 @@ class Step:
     unit: str = "documents"
     stats: Stats = field(init=False)
     bad: BadLines = field(init=False)
+    bad_files: BadLines = field(init=False)
 
     def __post_init__(self) -> None:
         self.stats = Stats(self.name)
         self.bad = BadLines(self.max_bad_share or 0)
+        cure = "give files of another encoding a source with their `encoding`, such as cp1252, move others away,"
+        self.bad_files = BadLines(self.max_bad_share or 0, "file", cure, named=10)
 
     def documents(self) -> Iterator[Document]:
         """The documents of the inputs in order, counted; bad lines are skipped and counted."""
@@ -163,10 +166,11 @@ class Step:
         with (
             writer or nullcontext(_discard) as write,
             document_writer(self.rejects, self.name) as reject,
-            Meter(self.name, unit or self.unit) as meter,
+            Meter(self.name, unit or self.unit, kept_before(self.inputs)) as meter,
         ):
             yield Results(self.stats, meter, write, reject)
             if self.max_bad_share is not None:
+                self.bad_files.check()
                 self.bad.check()
                 self.stats.extra["bad_lines"] = self.bad.bad
             if not self.stats.documents_out and not self.allow_empty:

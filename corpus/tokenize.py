@@ -87,12 +87,12 @@ def tokenize(
     step = Step("tokenize", inputs, **options, cure="lower tokenize.min_tokens or give more text")
     tokenizer = Tokenizer(vocabulary_files(settings.encoder_json, settings.vocab_bpe))
     prefix = output_prefix.with_name(output_prefix.name + "_text_document")
-    meta = Meta(vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text)
+    meta = Meta(tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.vocabulary.hash)
     # threads: the encoder releases the GIL
     encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(step.documents()), step.workers - 1)
     writer = IndexWriter(prefix, token_dtype(meta.vocab_size), meta, table=True)
     bits = Counter[int]()
-    with writer as index, step.results(unit="tokens") as results:
+    with writer as index, step.results() as results:
         assert index.table is not None
         for batch in encoded:
             index.add_documents(batch.tokens, batch.lengths)
@@ -104,7 +104,7 @@ def tokenize(
                 bits[length.bit_length()] += 1
             step.stats.documents_out += len(batch.lengths)
             step.stats.bytes_out += batch.tokens.nbytes
-            results.meter.advance(len(batch.tokens), note=f"{index.documents:,} documents")
+            results.meter.advance(len(batch.lengths) + len(batch.short), note=f"{index.tokens:,} tokens")
     step.stats.extra |= {"tokens": index.tokens, "token_lengths": histogram(bits)}
     return step.stats
 

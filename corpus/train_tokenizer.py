@@ -34,6 +34,7 @@ def _texts(step: Step, results: Results, share: float) -> Iterator[str]:
         results.record(document if chosen else Drop(document, "share"))
         if chosen:
             yield document["text"]
+    results.meter.note("all read, merging pairs")
 
 
 def train_tokenizer(

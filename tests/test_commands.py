@@ -1,6 +1,9 @@
 """Every command: --help shows an example, a wrong argument is one line and exit code 2."""
 
+import os
 import re
+import subprocess
+import sys
 from functools import partial
 from importlib.metadata import version
 
@@ -29,6 +32,19 @@ def test_the_console_command_lists_every_command_and_runs_one(command: Command) 
     assert_one_line_error(console("corpus.clan"), "urls-to-gpt2: error: no command", "did you mean 'corpus.clean'?")
     ran = command("common.commands", "corpus.clean", "--input", "none.zst", "--output", "out.zst")
     assert_one_line_error(ran, "none.zst")
+
+
+def test_a_shell_completes_commands_and_their_options() -> None:
+    pytest.importorskip("argcomplete")
+    asked = {
+        "urls-to-gpt2 corpus.cl": {"corpus.clean "},
+        "urls-to-gpt2 corpus.clean --rej": {"--rejects "},
+    }
+    for line, words in asked.items():
+        told = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n"}
+        shell = [*("bash", "-c", '"$0" "$@" 8>&1 9>/dev/null'), sys.executable, "-m", "common.commands"]
+        done = subprocess.run(shell, env={**os.environ, **told}, capture_output=True, text=True, check=True)
+        assert set(done.stdout.split("\n")) == words
 
 
 def test_a_process_has_the_exit_code_of_its_command(command: Command) -> None:

@@ -45,12 +45,31 @@ def test_every_promise_has_two_tests_that_exist_and_are_not_slow() -> None:
         assert [name for file, name in tests if name not in _quick_tests(file)] == [], row
 
 
+def test_every_message_that_the_troubleshooting_page_quotes_is_in_the_code() -> None:
+    foreign = {"snakemake: command not found", "No space left on device", "Permission denied"}
+    foreign |= {"Nodes required for job are DOWN, …", "launch failed requeued held", "Nothing to be done"}
+    packages = [path.parent.name for path in ROOT.glob("[a-z]*/__init__.py") if path.parent.name != "tests"]
+    files = [ROOT / "Makefile", *(path for package in packages for path in (ROOT / package).rglob("*.py"))]
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    messages = re.sub(r'"\n\s*f?"', "", sources)  # a text in several literals
+    rows = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8").splitlines()
+    cells = [row.split(" | ")[0] for row in rows if row.startswith("| ")]
+    quoted = {quote for cell in cells for quote in re.findall("`([^`]+)`", cell) if " " in quote} - foreign
+    patterns = {quote: ".*".join(map(re.escape, quote.strip("…").split("…"))) for quote in quoted}
+    assert len(quoted) > 15 and {quote for quote in quoted if not re.search(patterns[quote], messages)} == set()
+
+
 def test_every_link_leads_to_a_file_and_the_readme_links_the_quick_start_first() -> None:
     for page in PAGES:
         links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
         assert [link for link in links if not (page.parent / link).exists()] == [], page.name
     readme = re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert readme[0] == "docs/quickstart.md"
+
+
+def test_no_page_replaces_the_clone_by_a_copy() -> None:
+    """Without -e, pip copies the code to site-packages, and Snakemake runs the copy."""
+    assert [page.name for page in PAGES if re.search(r"pip install ['.\"]*\.?\[", page.read_text("utf-8"))] == []
 
 
 def test_snakemake_knows_the_options_of_documented_commands() -> None:

@@ -145,7 +145,6 @@ def _workshop(finished: Path, address: str) -> None:
         **dict.fromkeys(("lambada.jsonl", "lambada_test.jsonl"), b'{"text": "The value of the list is the value"}\n'),
         "prompts.txt": b"The list of\nA string\n",
         "takedown.txt": urls[0].encode(),
-        "parquet/0000.jsonl.gz": gzip.compress(orjson.dumps({"id": "0" * 16, "url": "", "text": "", "meta": "{}"})),
     }
     for name, data in files.items():
         Path(name).write_bytes(data)

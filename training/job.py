@@ -25,6 +25,7 @@ from training.huggingface.pretrained import load_finetune
 from training.launch.preflight import checkpoint_bytes, preflight
 from training.launch.process_group import World
 from training.metrics.boards import open_boards
+from training.metrics.device import device_name
 from training.metrics.logger import MetricsLogger
 from training.monitoring.guard import Guard
 from training.monitoring.heartbeat import Heartbeat
@@ -111,7 +112,7 @@ def _write_start(folder: Path, newest: Manifest | None, plan: Plan, world: World
     prefixes = [part.corpus.prefix for part in plan.data.train.parts]
     inputs = [suffixed(prefix, suffix) for prefix in prefixes for suffix in (".bin", ".idx")]
     inputs += [experiment.finetune] if experiment.finetune else []
-    more = {"job": world.launch.key, "processes": world.size}
+    more = {"job": world.launch.key, "processes": world.size, "device": device_name(world.device)}
     run_card.write_card(folder / run_card.NAME, settings=folder / "settings.yaml", inputs=inputs, **more)
     _ = plan.data.train.content  # cached now: the files may change during the run
     (folder / "done.json").unlink(missing_ok=True)  # it was finished before train.iterations was raised

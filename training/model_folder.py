@@ -1,7 +1,16 @@
-"""The names of checkpoints and marks in a model folder. Imports no torch, so that a plan need not wait for it."""
+"""The checkpoints and marks in a model folder. Imports no torch, so that a plan need not wait for it."""
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from common.config import load_settings
+from common.errors import ConfigError
+from common.files import read_json
+from common.settings import Settings, TrainSettings, changes
+from common.settings.experiment import LENGTH
 
 _NAME = re.compile(r"iter_(\d{7,})")
 
@@ -44,3 +53,33 @@ def checkpoint_folders(model_folder: Path) -> list[Path]:
 def newest_iteration(model_folder: Path) -> int:
     """Iteration of the newest checkpoint, usable or not; 0 if there is none."""
     return next(map(iteration_of, checkpoint_folders(model_folder)), 0)
+
+
+def is_finished(settings: Settings, name: str) -> bool:
+    """Whether a model has been trained to its last iteration, or until it improved no more.
+
+    Raises ConfigError if it was, but by another recipe (`Experiment.recipe`) than that of `settings`.
+    """
+    folder, now = settings.model_folder(name), settings.models[name]
+    done, last = folder / "done.json", folder / "settings.yaml"
+    end = read_json(done) if done.exists() else {"iteration": newest_iteration(folder)}
+    if not _ends(end, now.train):
+        return False
+    earlier = load_settings(last) if last.exists() else settings
+    then = earlier.models.get(name, now)  # the model's folder may have been renamed, and the run's
+    recipe = json.loads(json.dumps(now.recipe).replace(f'"{settings.run}/', f'"{earlier.run}/'))
+    changed = changes(then.recipe, recipe)
+    if not _ends(end, then.train):  # a training that was stopped may end there
+        changed = [line for line in changed if not line.startswith(LENGTH)]
+    if changed:
+        raise ConfigError(
+            f"models.{name}: {', '.join(changed)}, but {folder} is finished, and other values need a new training; set "
+            "them back, choose another model name (training.train --name), or move the folder away"
+        )
+    return done.exists()
+
+
+def _ends(end: Mapping[str, Any], train: TrainSettings) -> bool:
+    """Whether a training ends where a done.json says."""
+    without = end.get("validations_without_improvement", 0)
+    return int(end.get("iteration", 0)) >= train.iterations or 0 < train.stop_after_no_improvement <= without

@@ -117,18 +117,21 @@ class Trace:
 
     @cached_property
     def samples(self) -> list[Samples]:
-        """The training part of each dataset, opened and compared with what the newest checkpoint was trained on."""
+        """The training part of each dataset, opened and compared with what the newest checkpoint was trained on.
+
+        Only by the documents' lengths: those that `workflow.provenance.remove` has removed keep their places.
+        """
         parts = []
         for prefix in self.prefixes:
             corpus = Corpus.open(prefix)
             documents = split_documents(self.train.split, corpus.documents, prefix)["train"]
             parts.append(Samples(corpus, documents, self.seq_len, self.train.seed))
         for folder in checkpoint_folders(self.folder)[:1]:
-            manifest, blend = read_json(folder / "manifest.json"), Blend(parts, self.blend.weights)
-            if (manifest["data"], manifest["content"]) != (blend.identity, blend.content):
+            if read_json(folder / "manifest.json")["data"] != Blend(parts, self.blend.weights).identity:
                 where = " and ".join(map(str, self.prefixes))
                 raise InputError(
-                    f"{folder}: was trained on other data than {where} holds now; name its datasets with --data"
+                    f"{folder}: was trained on other data than {where} holds now; restore them (workflow.provenance.trace takes "
+                    f"--data, if they moved), or move {self.folder} out of its run"
                 )
         return parts
 
@@ -137,7 +140,9 @@ class Trace:
         if (corpus, epoch) not in self._orders:
             index = suffixed(self.prefixes[corpus], ".idx")
             if not index.is_file():
-                raise InputError(f"{index}: no such file; name the model's datasets with --data")
+                raise InputError(
+                    f"{index}: no such file; put it back (workflow.provenance.trace takes --data, if it moved)"
+                )
             stat = index.stat()
             fixed = (index.resolve(), stat.st_size, stat.st_mtime_ns, self.train.split, self.train.seed, self.seq_len)
             key = short_hash(repr(fixed))

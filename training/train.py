@@ -21,7 +21,7 @@ from training.launch.process_group import joined
 from training.launch.rank import check_layout, read_launch
 from training.launch.signals import ignore_signals, leave_at_once
 from training.metrics.boards import check_boards
-from training.model_folder import stopped_mark
+from training.model_folder import is_finished, stopped_mark
 from training.planning.run import Plan, fit_plan, make_plan
 
 
@@ -34,6 +34,7 @@ def train(settings: Settings, name: str) -> int:
     launch, folder = read_launch(), settings.model_folder(name)
 
     def check() -> Plan:
+        is_finished(settings, name)
         plan = make_plan(settings, name)
         check_layout(launch, plan.experiment.parallel, name)
         check_boards(plan.experiment.log, name)

@@ -1,34 +1,49 @@
-"""Four places where this workflow needs another behaviour of Snakemake, which has no options for them.
+"""Where this workflow needs another behaviour of Snakemake, which has no options for it.
 
 - Records of what each result was made with are kept in RUN/records, with paths below the run, so that a run may be
   copied or renamed; and a run is locked by the kernel, so that no lock outlives a killed Snakemake. See `RunRecords`.
 - Results of an earlier run stay until a job replaces them: our commands write them whole or not at all.
 - Before it starts or plans (-n), it says what a changed setting makes it do again (workflow/redone.py).
 - A job that ends with exit code 2 is not tried again: its input or settings are wrong.
+- It shows the progress of running jobs (common.progress.watch), and Ctrl-C ends it with one line.
+- The errors in the logs of failed jobs are the last lines on the terminal, whatever --quiet hides.
+- `-n --quiet` prints the table of jobs.
 """
 
+import atexit
 import base64
 import json
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from snakemake.io import Mtime
+from snakemake.logging import logger
 from snakemake.persistence.file import FilePersistence
+from snakemake.settings.enums import Quietness
 from snakemake_interface_common.exceptions import WorkflowError
 
 from cluster.corpus_jobs import dag_jobs
 from common import run_card, steps
-from common.console import note
+from common.console import fail, note, say
 from common.errors import USER_ERROR, InputError
 from common.files import first_change, locked_run, read_json
+from common.progress import Running, watch
 from common.settings import Settings
 from workflow import redone
 
 _RECORDS = "records"
+_interrupted = Event()  # by Ctrl-C
+_ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")
+_TAIL, _MOST = 65_536, 10  # bytes of a log that are searched, errors that are printed
 
 
 def install(settings: Settings) -> None:
@@ -39,7 +54,9 @@ def install(settings: Settings) -> None:
     from snakemake.jobs import Job
 
     remove, finish, report = Job.remove_existing_output, Job.postprocess, Executor._callback
-    count, announced = DAG.stats, cache(partial(redone.announce, settings))
+    count, announced, shown = DAG.stats, cache(partial(redone.announce, settings)), cache(say)
+    log_error, failed = Job.log_error, dict[Any, str]()
+    atexit.register(print_errors, failed)
 
     async def remove_existing_output(job: Any) -> None:
         if job.rule.name == "train":  # done.json says that it ended
@@ -48,21 +65,59 @@ def install(settings: Settings) -> None:
     async def postprocess(job: Any, *arguments: Any, error: bool = False, **named: Any) -> None:
         if not error:  # otherwise the results of an earlier run would be removed
             await finish(job, *arguments, **named)
+            failed.pop(job, None)  # a retry was well
 
     def callback(executor: Any, info: Any, future: Any) -> None:
+        if _interrupted.is_set() and future.exception() is not None:
+            return  # nobody asks why it failed
         cause = getattr(future.exception(), "__context__", None)  # the CalledProcessError of the command
         if getattr(cause, "returncode", None) == USER_ERROR:
             dag_jobs.give_up(info.job)
         report(executor, info, future)
 
+    def log_error_of(job: Any, *arguments: Any, **named: Any) -> None:
+        failed[job] = error_in(job.log)
+        log_error(job, *arguments, **named)
+
     def stats(dag: Any) -> Any:
         announced(dag)  # the DAG is complete, and no job has started
-        return count(dag)
+        table, counts = count(dag)
+        if dag.workflow.dryrun and Quietness.PROGRESS in (dag.workflow.output_settings.quiet or ()):
+            shown(table)
+        return table, counts
 
     DAG.stats = stats
     snakemake.workflow.FilePersistence = partial(RunRecords, settings)
     Job.remove_existing_output, Job.postprocess = remove_existing_output, postprocess
-    Executor._callback = callback
+    Executor._callback, Job.log_error = callback, log_error_of
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def error_in(logs: Iterator[str]) -> str:
+    """The last error in the log of a job, with the log's path; empty if there is none."""
+    for path in filter(os.path.isfile, logs):
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - _TAIL))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+        if found := [line for line in lines if _ERROR.match(line)]:
+            return f"error: {found[-1].removeprefix('error: ')} ({path})"
+    return ""
+
+
+def print_errors(failed: Mapping[Any, str]) -> None:
+    """Print the errors of failed jobs to stderr, when Snakemake has said everything else."""
+    lines = [line for line in failed.values() if line]
+    print(*lines[-_MOST:], sep="\n", end="\n" * bool(lines), file=sys.stderr)
+
+
+class _Interrupt(SystemExit, KeyboardInterrupt):
+    """Ctrl-C: a KeyboardInterrupt for Snakemake's scheduler and executors, which ends Python without a traceback."""
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    _interrupted.set()
+    raise _Interrupt(128 + number)
 
 
 class RunRecords(FilePersistence):  # type: ignore[misc]
@@ -72,6 +127,8 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     tells by the number of the folder's inode, a result has the time in its record. The inputs of `blacklist` and
     `ingest` are compared by content. A result without a record is made again: nobody knows what it was made with.
     """
+
+    _PARTS = (".pairs", ".edges")  # of dedup's work: how many there are changes no result
 
     def __init__(self, settings: Settings, **named: Any) -> None:
         super().__init__(**named)
@@ -86,13 +143,30 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of the run, which ends with this process. Raises WorkflowError if another one has it."""
+        """Hold the lock of the run, which ends with this process, and show the progress of jobs.
+
+        Exits with one line if another process has the lock, and after Ctrl-C.
+        """
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked_run(self._settings.run))
             except InputError as error:
-                raise WorkflowError(str(error)) from None
-            yield
+                sys.exit(fail(error))
+            workflow = self.dag.workflow
+            hidden = workflow.dryrun or {Quietness.ALL, Quietness.PROGRESS} & set(workflow.output_settings.quiet or ())
+            try:
+                with nullcontext() if hidden else watch(partial(running_steps, self.dag)):
+                    for handler in logger.handlers:
+                        if getattr(handler, "stream", None) is sys.__stderr__:
+                            handler.setStream(sys.stderr)  # the bars replace it
+                    yield
+            except (WorkflowError, _Interrupt) as error:
+                if not _interrupted.is_set():
+                    raise
+                print("interrupted: finished steps are kept; rerun the same command to continue", file=sys.stderr)
+                if isinstance(error, _Interrupt):  # again: threads still wait for jobs that take their time
+                    os._exit(128 + signal.SIGINT)
+                sys.exit(128 + signal.SIGINT)
 
     def _get_key(self, f: Any) -> str:
         return str(super()._get_key(f)).removeprefix(self._inside)
@@ -103,6 +177,10 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     def _params(self, job: Any) -> list[str]:
         return [text.replace(self._inside, "RUN/") for text in super()._params(job)]
 
+    def metadata(self, path: Any) -> Any:
+        """The record of a file; none of a part that is gone: the record of what was made of it counts."""
+        return None if path.endswith(self._PARTS) and not os.path.exists(path) else super().metadata(path)
+
     def has_metadata(self, job: Any) -> bool:
         """True: Snakemake ignores other changes of a job if this is False."""
         return True
@@ -110,7 +188,21 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     def _input_changed(self, job: Any, file: Any = None) -> bool:
         if self.metadata(file) is None:
             return os.path.exists(file) and _tell(self._settings.run)
-        return super()._input_changed(job, file) or self._change(job.rule.name)
+        before, now = (
+            {name for name in names if not name.endswith(self._PARTS)} for names in (self.input(file), self._input(job))
+        )
+        return before != now or self._change(job.rule.name)
+
+
+def running_steps(dag: Any) -> list[Running]:
+    """The steps that have running jobs, in the order of their names."""
+    scheduler, running = dag.workflow.scheduler, dict[str, list[Path]]()
+    for one in list(scheduler.running) if scheduler is not None else ():
+        for job in one if one.is_group() else [one]:
+            running.setdefault(job.rule.name, []).extend(map(Path, job.log))
+    ended = Counter(job.rule.name for job in list(dag._finished) if job.rule.name in running)
+    jobs = Counter(job.rule.name for job in list(dag._needrun) if job.rule.name in running)
+    return [Running(name, ended[name], jobs[name], running[name]) for name in sorted(running)]
 
 
 @cache

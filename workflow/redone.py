@@ -3,11 +3,13 @@
 results/x: settings changed since it was started last
   clean.min_characters 512 -> 600
 runs again: clean (2 jobs), dedup (2), tokenize (2), merge_index
+runs: train, merge
 stays: 2 journals of fetched pages, checkpoints of tiny
 """
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,11 @@ from common.settings.section import changes
 _LONGEST = 100  # characters of a changed key
 
 
-def describe(settings: Settings, again: Iterable[str]) -> str:
-    """The text above; empty if the settings are those of the last start. `again`: the rules of jobs that run again."""
+def describe(settings: Settings, again: Iterable[str], first: Iterable[str] = ()) -> str:
+    """The text above; empty if the settings are those of the last start.
+
+    `again`: the rules of jobs that run again; `first`: those of jobs that have not been done yet.
+    """
     last, run = settings.run / "config.yaml", settings.run
     if not last.is_file():
         return ""
@@ -32,10 +37,13 @@ def describe(settings: Settings, again: Iterable[str]) -> str:
     changed = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in changes(then, now)]
     if not changed:
         return ""
-    jobs = Counter(steps.of_rule(rule) for rule in again)
-    done = [name if count == 1 else f"{name} ({count} jobs)" for name, count in jobs.items()]
     lines = [f"{run}: settings changed since it was started last", *(f"  {line}" for line in changed)]
-    lines.append(f"runs again: {', '.join(done) or 'nothing'}")
+    for what, rules in (("runs again", again), ("runs", first)):
+        jobs = Counter(map(steps.of_rule, rules))
+        names = [name if count == 1 else f"{name} ({count} jobs)" for name, count in jobs.items()]
+        lines += [f"{what}: {', '.join(names)}"] * bool(names)
+    if len(lines) == len(changed) + 1:
+        lines.append("runs again: nothing")
     pages = len(list((run / steps.named("scrape").folder).glob("*.journal")))
     trained = sorted({path.parent.name for path in (run / steps.named("train").folder).glob("*/iter_*")})
     kept = [f"{pages} journals of fetched pages"] * bool(pages)
@@ -44,19 +52,19 @@ def describe(settings: Settings, again: Iterable[str]) -> str:
 
 
 def announce(settings: Settings, dag: Any) -> None:
-    """Print it for the jobs of Snakemake's DAG: one that has a record, or whose result exists, has run before."""
+    """Print it for the jobs of Snakemake's DAG: one that has a record, or whose result exists, has been done before."""
     records = dag.workflow.persistence
     order = [step.name for step in (*steps.CORPUS, *steps.MODELS)]
-    rules = [
-        job.rule.name
-        for job in dag.needrun_jobs()
-        if steps.of_rule(job.rule.name) in order
-        and any(Path(path).exists() or records.metadata(path) is not None for path in job.output)
-    ]
-    if "tokenize" in rules and (settings.run / REMOVED_IDS).is_file():
+    again, first = list[str](), list[str]()
+    for job in dag.needrun_jobs():
+        if steps.of_rule(job.rule.name) in order:
+            done = any(Path(path).exists() or records.metadata(path) is not None for path in job.output)
+            (again if done else first).append(job.rule.name)
+    if "tokenize" in again and (settings.run / REMOVED_IDS).is_file():
         note(
             f"{settings.run}: tokenize runs again, without the tombstones of the documents that were removed: samples "
             "move, and models that were trained cannot go on from their checkpoints"
         )
-    if text := describe(settings, sorted(rules, key=lambda rule: order.index(steps.of_rule(rule)))):
+    in_order = partial(sorted, key=lambda rule: order.index(steps.of_rule(rule)))
+    if text := describe(settings, in_order(again), in_order(first)):
         note(text)

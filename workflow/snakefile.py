@@ -14,11 +14,13 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from cluster.corpus_jobs import dag_jobs
 from common import run_card, steps
+from common.cli import refuse_other_copy
 from common.config import (
     JOB_SETTINGS,
     load_settings,
@@ -29,10 +31,16 @@ from common.config import (
     with_overrides,
     write_settings,
 )
-from common.console import fail, warn
+from common.console import fail, say, warn
 from common.errors import ConfigError, ToolkitError
 from common.files import REMOVED_IDS, find_inputs, read_json, write_json
-from common.settings import Settings
+from common.settings import Settings, closest
+from common.tokenizer import Tokenizer, vocabulary_files
+from training.huggingface.config import check_finetune
+from training.metrics.boards import check_boards
+from training.model_folder import newest_iteration
+from training.planning.fit import prepare
+from training.planning.machines import machine
 from workflow import growing, patches
 
 _COLLECT = 200_000  # new objects between two searches for cycles: a DAG has millions, and few of them are garbage
@@ -91,6 +99,8 @@ def settings_of_job(environment: Mapping[str, str]) -> Settings:
 @or_exit
 def read_settings(workflow: Any) -> Settings:
     """The settings of the workflow that is being parsed. Exits with one line if they are wrong."""
+    for folder in (Path.cwd(), Path(workflow.main_snakefile).resolve().parent):
+        refuse_other_copy(folder)
     gc.set_threshold(_COLLECT)  # a tenth of the time of planning
     # Steps run with the Python that runs Snakemake, whether its environment is activated or not.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -102,6 +112,8 @@ def read_settings(workflow: Any) -> Settings:
     check_crawl(settings)
     check_takedown(settings)
     growing.check(settings)
+    check_names(settings)
+    check_files(settings)
     patches.install(settings)
     dag_jobs.parsed = (workflow, settings)
     os.environ[JOB_SETTINGS] = str(settings_path(settings))
@@ -112,6 +124,71 @@ def check_before_jobs(workflow: Any, check: Callable[[], object]) -> None:
     """Call `check` if this Snakemake runs or plans jobs (-n); a ToolkitError becomes one line and exit code 2."""
     if workflow.is_main_process and workflow.executor_plugin is not None:  # None of a list, a drawing, --unlock
         or_exit(check)()
+
+
+def check_names(settings: Settings) -> None:
+    """Raise ConfigError for a rule or a kind of GPU that does not exist."""
+    for key in ("runtime_minutes", "partitions"):
+        for rule in getattr(settings.cluster.corpus, key):
+            if rule not in steps.JOBS:
+                hint = closest(rule, steps.JOBS) or f"; the rules: {', '.join(steps.JOBS)}"
+                raise ConfigError(f"cluster.corpus.{key}: no rule {rule!r}{hint}")
+    for cluster in (settings.cluster, *map(settings.cluster_of, settings.models)):
+        if cluster.gpu:
+            machine(cluster.gpu, cluster.gpus)
+
+
+def check_files(settings: Settings) -> None:
+    """Open the files of the corpus that the configuration names, and look for the packages that it needs.
+
+    Files that the run makes itself may not exist yet. Raises ToolkitError.
+    """
+    if settings.blacklist.domain_lists:
+        from corpus.urls.domain_lists import DomainBlocklist  # takes a third of a second
+
+        DomainBlocklist(settings.blacklist)
+    tables = [path for source in settings.sources for path in source.files if path.suffix in (".parquet", ".arrow")]
+    if tables and find_spec("pyarrow") is None:
+        raise ConfigError(f"sources: {tables[0]} needs pyarrow; pip install 'urls-to-gpt2[parquet]'")
+    own_tokenizer(settings)
+
+
+def check_evaluation(settings: Settings) -> None:
+    """Raise ConfigError if lm_eval is missing, or the folder of its tasks holds none."""
+    folder = settings.evaluate.task_dir
+    if folder and not any(folder.rglob("*.yaml")):
+        raise ConfigError(f"evaluate.task_dir: {folder}: holds no YAML file; name the folder with the tasks' files")
+    if settings.evaluate.tasks and find_spec("lm_eval") is None:
+        raise ConfigError("evaluate.tasks needs lm_eval; pip install 'urls-to-gpt2[eval]'")
+
+
+def own_tokenizer(settings: Settings) -> Tokenizer | None:
+    """The tokenizer that the run is given; None if it trains one. Raises InputError for files that are damaged."""
+    if settings.train_tokenizer.vocab_size:
+        return None
+    tokenizer = Tokenizer(vocabulary_files(settings.tokenize.encoder_json, settings.tokenize.vocab_bpe))
+    if settings.tokenize.encoder_json:
+        _ = tokenizer.vocabulary  # reads the files
+    return tokenizer
+
+
+def check_model(settings: Settings, name: str) -> None:
+    """Check what the training of a model needs besides data: memory, vocabulary, initial weights, Weights & Biases.
+
+    Raises ToolkitError.
+    """
+    model, tokenizer = settings.models[name], own_tokenizer(settings)
+    prepare(settings, name)
+    if tokenizer and not model.data and model.model.vocab_size != tokenizer.vocab_size:
+        raise ConfigError(
+            f"models.{name}.model.vocab_size is {model.model.vocab_size}, but the vocabulary of the corpus has "
+            f"{tokenizer.vocab_size} tokens; make them equal, or set train_tokenizer.vocab_size"
+        )
+    if not settings.cluster.container:
+        check_boards(model.log, name)
+    start = model.finetune
+    if start and not start.is_relative_to(settings.run) and not newest_iteration(settings.model_folder(name)):
+        check_finetune(model.model, name, start, tokenizer)
 
 
 def require_contact(settings: Settings) -> None:
@@ -136,6 +213,15 @@ def prepare_run(settings: Settings) -> None:
         write_json(_crawl_layout(settings), {"shards": settings.shards})
     if warning := settings.dedup.low_recall():
         warn(warning)
+
+
+def print_results(workflow: Any) -> None:
+    """Print where a run that ended well has its report and its models."""
+    for job in workflow.dag.jobs:
+        if job.rule.name == "report":
+            say(f"report: {job.output.page}")
+        elif job.rule.name == "merge":
+            say(f"model:  {Path(job.output.config).parent}")
 
 
 def _inputs(settings: Settings) -> Iterable[Path]:

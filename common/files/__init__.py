@@ -24,6 +24,8 @@ from common.files.lookup import lines_at
 from common.files.reading import (
     COMPRESSED,
     Frames,
+    is_binary,
+    is_noise,
     is_readable,
     kind_of,
     read_blocks,

@@ -31,27 +31,30 @@ _FIRST_ROUNDED = 2.0**63  # orjson reads larger integers as floats if they do no
 
 
 class BadLines:
-    """Counts lines that are not documents; `check` raises if their share is too large."""
+    """Counts lines that are not documents, or other `unit`s; `check` raises if their share is too large."""
 
-    def __init__(self, max_share: float) -> None:
+    def __init__(self, max_share: float, unit: str = "line", cure: str = "repair the file", named: int = 1) -> None:
         self.max_share = max_share
+        self.unit, self.cure, self.named = unit, cure, named
         self.lines = 0
         self.bad = 0
         self.first = ""
+        """What is wrong with the first `named` of them."""
 
     def add(self, where: str) -> None:
         """Count one bad line; `where` is `file:line: what is wrong`."""
         self.bad += 1
-        self.first = self.first or where
+        if self.bad <= self.named:
+            self.first = f"{self.first}; {where}" if self.first else where
         if self.bad <= 10:  # enough to see the pattern without flooding the log
-            warn(f"bad line skipped: {where}")
+            warn(f"bad {self.unit} skipped: {where}")
 
     def check(self) -> None:
         """Raise InputError if more than `max_share` of the lines are bad."""
         if self.bad > self.max_share * self.lines:
             raise InputError(
-                f"{self.first}; {self.bad} of {self.lines} lines are bad, more than max_bad_share "
-                f"{self.max_share:g}: repair the file or raise max_bad_share"
+                f"{self.first}; {self.bad} of {self.lines} {self.unit}s are bad, more than max_bad_share "
+                f"{self.max_share:g}: {self.cure} or raise max_bad_share"
             )
 
 

@@ -7,6 +7,7 @@ import bz2
 import codecs
 import csv
 import lzma
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from common.files.writing import naming
 _CHUNK = 1 << 20  # bytes of text read at a time, and four times the compressed ones
 _HEAD = 1 << 13  # bytes by which a format is recognised; they may be compressed
 _MARK = b"\xef\xbb\xbf"  # UTF-8's byte-order mark
+_BLANK = _MARK + b" \t\r\n\f"
 
 _NEW_FRAME: dict[str, Callable[[], Any]] = {
     ".gz": partial(zlib.decompressobj, 31),
@@ -37,40 +39,59 @@ _NEW_FRAME: dict[str, Callable[[], Any]] = {
 COMPRESSED = tuple(_NEW_FRAME)
 """Suffixes of compressed files that can be read."""
 _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"\xfd7zXZ\0": ".xz", b"BZh": ".bz2"}
-_TABLE = "python -m corpus.ingest reads it"
+_DATA = rb"[\0-\x07\x0e-\x1a\x1c-\x1f]"  # MIME Sniffing's "binary data bytes" but backspace and line tabulation
+_HEADED = rb"(?=(?s:.){0,28}" + _DATA + rb")"  # after letters with which a text may begin
 _UTF16 = ("UTF-16 text", "convert it to UTF-8, or give a source the encoding utf-16")
-_IMAGE = ("an image", "leave it out")
-_ARCHIVE = "unpack it, and name its files"
-_FOREIGN = {
-    b"PAR1": ("Parquet", _TABLE),
-    b"ARROW1": ("Arrow", _TABLE),
-    b"\xff\xff\xff\xff": ("Arrow", _TABLE),  # a stream: the mark before each message
-    b"WARC/": ("WARC", "python -m corpus.scrape --warc extracts its pages"),
-    b"\xff\xfe": _UTF16,
-    b"\xfe\xff": _UTF16,
-    b"PK\x03\x04": ("a zip archive", _ARCHIVE),
-    b"7z\xbc\xaf": ("a 7z archive", _ARCHIVE),
-    b"Rar!": ("a RAR archive", _ARCHIVE),
-    b"%PDF-": ("PDF", "extract its text first, with pdftotext"),
-    b"\x89PNG": _IMAGE,
-    b"\xff\xd8\xff": _IMAGE,
-    b"GIF8": _IMAGE,
-    b"SQLite format 3": ("an SQLite database", "export a table as CSV"),
-    b"ORC": ("ORC", "convert it to Parquet"),
-    b"Obj\x01": ("Avro", "convert it to Parquet"),
-    b"FEA1": ("Feather of version 1", "convert it to Parquet"),
-    b"\x93NUMPY": ("a NumPy array", "give the text that it was made from"),
-    b"\x89HDF": ("HDF5", "convert it to Parquet"),
-    b"version https://git-lfs": ("a pointer of Git LFS", "get the file itself with git lfs pull"),
-} | {magic: (f"{suffix}-compressed", f"decompress it, or end its name in {suffix}") for magic, suffix in _MAGIC.items()}
+_UNPACK, _LEAVE, _CONVERT = "unpack it, and name its files", "leave it out", "convert it to Parquet"
+_TABLE = "python -m corpus.ingest reads it"
+_KINDS = {
+    rb"\xff\xfe|\xfe\xff": _UTF16,
+    rb"WARC/": ("WARC", "python -m corpus.scrape --warc extracts its pages"),
+    rb"filedesc://": ("ARC", "warcio recompress makes it WARC"),
+    rb"%PDF-": ("PDF", "extract its text first, with pdftotext"),
+    rb"PAR1" + _HEADED: ("Parquet", _TABLE),
+    rb"ARROW1\0|\xff\xff\xff\xff": ("Arrow", _TABLE),  # the second: a stream, the mark before each message
+    rb"PK(\x03\x04|\x05\x06|\x07\x08)": ("a zip archive", _UNPACK),
+    rb"7z\xbc\xaf": ("a 7z archive", _UNPACK),
+    rb"Rar!\x1a": ("a RAR archive", _UNPACK),
+    rb"\x1f\x9d|LZIP\x01|MSCF\0|\xed\xab\xee\xdb": ("an archive", _UNPACK),
+    rb"\x04\x22\x4d\x18": ("LZ4-compressed", "decompress it"),
+    rb"\x89PNG|\xff\xd8\xff|II\*\0|MM\0\*|\0\0\x01\0|(GIF8|BM|8BPS)" + _HEADED: ("an image", _LEAVE),
+    rb"\xff[\xfb\xfa\xf3\xf2]|\x1a\x45\xdf\xa3|\0{3}(?s:.)ftyp|(RIFF|FORM|ID3|OggS|fLaC|MThd|FLV|[CF]WS)" + _HEADED: (
+        "audio or video", _LEAVE),
+    rb"\x7fELF|\0asm|\xca\xfe\xba\xbe|\xfe\xed\xfa[\xce\xcf]|[\xce\xcf]\xfa\xed\xfe|(MZ|dex\n)" + _HEADED: (
+        "a program", _LEAVE),
+    rb"\0\x01\0\0\0|(wOF[F2]|OTTO)" + _HEADED: ("a font", _LEAVE),
+    rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an Office document", "extract its text first"),
+    rb"SQLite format 3\0": ("an SQLite database", "export a table as CSV"),
+    rb"ORC" + _HEADED: ("ORC", _CONVERT),
+    rb"Obj\x01": ("Avro", _CONVERT),
+    rb"FEA1" + _HEADED: ("Feather of version 1", _CONVERT),
+    rb"\x93NUMPY": ("a NumPy array", "give the text that it was made from"),
+    rb"\x89HDF": ("HDF5", _CONVERT),
+    rb"version https://git-lfs": ("a pointer of Git LFS", "get the file itself with git lfs pull"),
+} | {re.escape(magic): (f"{suffix}-compressed", f"decompress it, or end its name in {suffix}")
+     for magic, suffix in _MAGIC.items()}  # fmt: skip
+"""THE table of first bytes: how a file or page begins, what it is, and the cure for a file."""
 _TAR = slice(257, 262)  # where a tar archive has b"ustar"
 
 
 def kind_of(head: bytes) -> tuple[str, str]:
-    """What a file that begins with `head` is, and the cure; empty if it may be text."""
+    """What begins with `head`, perhaps after white space, and the cure; both are empty if it may be text."""
     if head[_TAR] == b"ustar":
-        return "a tar archive", _ARCHIVE
-    return next((kind for magic, kind in _FOREIGN.items() if head.startswith(magic)), ("", ""))
+        return "a tar archive", _UNPACK
+    head = head[:_HEAD].lstrip(_BLANK)
+    return next((kind for pattern, kind in _KINDS.items() if re.match(pattern, head)), ("", ""))
+
+
+def is_binary(head: bytes) -> bool:
+    """Whether a page or text that begins with `head` is of a binary format."""
+    return kind_of(head)[0] not in ("", "WARC", "ARC", _UTF16[0])
+
+
+def is_noise(head: bytes) -> bool:
+    """Whether over 2 % are control characters: of random bytes 10 % are, of text in any encoding but UTF-16 none."""
+    return len(re.findall(_DATA, head)) > 2 + len(head) // 50
 
 
 def read_head(path: Path) -> tuple[str, bytes]:
@@ -126,8 +147,9 @@ def _as_utf8(chunks: Iterator[bytes], encoding: str, path: Path) -> Iterator[byt
     try:
         for chunk in chain(chunks, [b""]):
             yield decoder.decode(chunk, not chunk).encode()
-    except UnicodeDecodeError as error:
-        raise EncodingError(f"{path}: not {encoding} ({error.reason}); give its encoding, or create it again") from None
+    except UnicodeError as error:
+        reason = getattr(error, "reason", error)  # UTF-16 without its byte-order mark has none
+        raise EncodingError(f"{path}: not {encoding} ({reason}); give its encoding, or create it again") from None
 
 
 def _texts(chunks: Iterator[bytes], encoding: str, path: Path) -> Iterator[bytes]:
@@ -139,6 +161,8 @@ def _texts(chunks: Iterator[bytes], encoding: str, path: Path) -> Iterator[bytes
         if len(head) >= len(_MARK):  # a frame may be shorter than a byte-order mark
             break
     kind, cure = kind_of(head)
+    if not kind and encoding != "utf-8" and is_noise(head[:_HEAD]):  # of UTF-8 no random bytes are valid
+        kind, cure = "binary data", _LEAVE
     if kind:
         raise EncodingError(f"{path}: {kind}; {cure}")
     yield head

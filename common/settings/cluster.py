@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.settings.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from common.settings.section import Name, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 _Rate = Annotated[float, Field(ge=0)]
 
@@ -39,15 +39,15 @@ class GpuSettings(Section):
 class SiteSettings(Section):
     """What a Slurm site asks of a job. An empty value is left out, so that the site's default or SBATCH_* applies."""
 
-    partition: str = ""
+    partition: Name = ""
     """Slurm partition."""
-    account: str = ""
+    account: Name = ""
     """Slurm account."""
-    qos: str = ""
+    qos: Name = ""
     """Quality of service."""
-    constraint: str = ""
+    constraint: Name = ""
     """Features that a node must have."""
-    reservation: str = ""
+    reservation: Name = ""
     """Reservation."""
     exclusive: bool = False
     """Whole nodes."""
@@ -66,7 +66,7 @@ class CorpusJobSettings(SiteSettings):
     """Maximum number of tasks of one job array."""
     runtime_minutes: dict[str, PositiveInt] = {}
     """Wall-clock limit of one Slurm job by rule, in minutes, such as {scrape: 480}; unfinished shards go on."""
-    partitions: dict[str, str] = {}
+    partitions: dict[str, Name] = {}
     """Partition by rule, such as {scrape: internet}: nothing else needs the web."""
 
 
@@ -75,10 +75,10 @@ class JobSettings(SiteSettings):
 
     gpus_per_node: NonNegativeInt = 0
     """GPUs per node, one process each; 0 trains on CPUs."""
-    gpu: str = ""
+    gpu: Name = ""
     """Kind of the GPUs, such as h100 or one of `gpus`: submissions are then checked against its memory. The kinds:
     `python -m training.plan --list-gpus`. Empty: not checked before the job starts."""
-    gres: str = ""
+    gres: Name = ""
     """How the site spells GPUs, such as gpu:a100; the number is added. Empty: gpu."""
     cpus_per_task: NonNegativeInt = 0
     """CPU cores per process, and threads of its computations, whatever OMP_NUM_THREADS says: equal numbers give equal
@@ -97,13 +97,13 @@ class ClusterSettings(JobSettings):
     """Further kinds of GPUs by name, for planning."""
     tasks_per_node: PositiveInt = 8
     """Processes per node if it has no GPUs."""
-    container: str = ""
+    container: Name = ""
     """Command that runs Python in a container, such as apptainer exec --nv image.sif."""
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 90
     """Seconds before the time limit at which a job saves and is requeued."""
     max_restarts: NonNegativeInt = 3
     """Consecutive restarts without a new checkpoint after which a job fails."""
-    interface: str = ""
+    interface: Name = ""
     """Network interface between processes, such as ib0; empty: that of the node's name, or loopback on one node."""
     corpus: CorpusJobSettings = CorpusJobSettings()
     """Corpus jobs."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from common.files import MAX_SHARDS, find_inputs
-from common.settings.section import PositiveFloat, PositiveInt, Section, Share
+from common.settings.section import Name, PositiveFloat, PositiveInt, Section, Share
 
 _ROBOT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"  # a name in robots.txt
 WARC_NAME = re.compile(r"\.(warc|wet)(\.|$)")
@@ -59,7 +59,7 @@ class ScrapeSettings(Section):
     """User-Agent header, followed by the contact in parentheses."""
     robot_name: Annotated[str, Field(pattern=rf"^({_ROBOT})?$")] = ""
     """Name of this robot in robots.txt; empty: what user_agent begins with, such as `MyBot` in `MyBot/1.0`."""
-    contact: str = ""
+    contact: Name = ""
     """Mail address or web page for site owners; required to scrape public hosts."""
     resolve: dict[str, str] = {}
     """Addresses to connect to with plain HTTP instead of asking DNS: `host: ip:port`, or `"*": ip:port` for every host.
@@ -336,9 +336,10 @@ class TokenizeSettings(Section):
     append_eod: bool = True
     """Write <|endoftext|> after each document."""
     encoder_json: Path | None = None
-    """Vocabulary instead of GPT-2's, with vocab_bpe. Default if train_tokenizer is on: RUN/tokenizer/encoder.json."""
+    """Vocabulary instead of GPT-2's: an encoder.json (vocab.json) with vocab_bpe, or a tokenizer.json without it.
+    Default if train_tokenizer is on: RUN/tokenizer/encoder.json."""
     vocab_bpe: Path | None = None
-    """Merges of encoder_json. Default if train_tokenizer is on: RUN/tokenizer/vocab.bpe."""
+    """Merges of encoder_json (merges.txt). Default if train_tokenizer is on: RUN/tokenizer/vocab.bpe."""
 
 
 class CorpusSettings(Section):
@@ -359,7 +360,7 @@ class CorpusSettings(Section):
     shards: Annotated[int, Field(gt=0, le=MAX_SHARDS)] = 1
     """Number of shards of the corpus; it fixes the order of documents and nothing else. At most 100,000."""
     max_bad_share: Share = 0.001
-    """Maximum share of unreadable lines in an input; a step with more fails."""
+    """Maximum share of unreadable lines in an input, and of text files in `sources`; a step with more fails."""
     blacklist: BlacklistSettings = BlacklistSettings()
     """URL rules."""
     scrape: ScrapeSettings = ScrapeSettings()

@@ -11,7 +11,7 @@ from common.settings.model import ModelSettings, ParallelSettings
 from common.settings.section import Need, PositiveFloat, PositiveInt, Section, without_effect
 from common.settings.training import LARGEST_BATCH, LogSettings, TrainSettings, WatchSettings, split_shares
 
-# How training is run, watched and saved: none of these changes its result.
+# What a changed key means for a model that was trained. Nothing: how training is run, watched and saved.
 _RUNNING: Any = {
     "parallel": True, "watch": True, "log": True, "slurm": True, "time_limit_minutes": True,
     "train": {
@@ -20,6 +20,8 @@ _RUNNING: Any = {
         "keep_every", "keep_best", "sample_interval", "sample_prompt", "allow_slow", "allow_tight",
     },
 }  # fmt: skip
+# The same training, longer or shorter. All other keys: a new training (`training.model_folder.is_finished`).
+LENGTH = ("train.iterations", "train.stop_after_no_improvement")
 _REFUSED = True
 # The keys that have an effect only with others. Refused: those that a person sets to change what is learnt.
 _NEEDS = (

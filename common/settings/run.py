@@ -104,6 +104,9 @@ class Settings(CorpusSettings):
         sources = [pattern for source in self.sources for pattern in source.patterns]
         named = {"urls": self.urls, "sources": sources, "decontaminate.files": self.decontaminate.files}
         named["evaluate.task_dir"] = [str(folder) for folder in [self.evaluate.task_dir] if folder]
+        named["blacklist.domain_lists"] = [str(path) for path in self.blacklist.domain_lists]
+        if self.site is not None and not self.site.is_dir() and not self.site.is_relative_to(self.run):
+            raise ValueError(f"site: {self.site}: no such folder")
         for key, patterns in named.items():
             for pattern in patterns:
                 is_built = self.site is not None and Path(pattern).is_relative_to(self.site)

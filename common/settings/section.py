@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 LARGEST = 2**63 - 1  # the largest integer of JSON parsers and of counters in libraries
 
@@ -16,6 +16,16 @@ Seed = Annotated[int, Field(ge=0, lt=2**64)]  # the range of torch's and numpy's
 
 # Far above every model ever trained, so that a typo is reported by its key and not by running out of memory.
 Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
+
+
+def _no_boolean(text: str) -> str:
+    if text.lower() in ("true", "false", "yes", "no", "on", "off"):
+        raise ValueError(f"needs a name, not {text}; leave the key out for none")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_no_boolean)]
+"""What another program gives a name to. YAML's booleans, which are read as text, are no names."""
 
 
 class Section(BaseModel):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from common.settings.section import Need, NonNegativeInt, PositiveInt, Section, Seed, Share, Size, without_effect
+from common.settings.section import Name, Need, NonNegativeInt, PositiveInt, Section, Seed, Share, Size, without_effect
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Float32 = Annotated[float, Field(ge=0, le=3e38)]  # stays finite as a float32
@@ -193,7 +193,7 @@ class LogSettings(Section):
 
     tensorboard: bool = True
     """Write TensorBoard event files to tensorboard/ in the model folder."""
-    wandb: str = ""
+    wandb: Name = ""
     """Weights & Biases project; empty: none. WANDB_MODE=offline keeps everything on this machine."""
     peak_tflops: Annotated[float, Field(ge=0)] = 0
     """Dense peak of one device in TFLOP/s, for MFU. 0: looked up by the device's name."""
@@ -207,7 +207,7 @@ class EvaluateSettings(Section):
     batch: PositiveInt = 8
     """Windows, or requests of a task, per forward pass. The job asks for memory in proportion."""
     tasks: list[str] = []
-    """Tasks of lm-evaluation-harness, such as lambada_openai (`pip install 'urls-to-gpt2[eval]'`)."""
+    """Tasks of lm-evaluation-harness, such as lambada_openai (`pip install -e '.[eval]'`)."""
     task_dir: Path | None = None
     """Folder with YAML files of more tasks."""
     max_samples: NonNegativeInt = 0

@@ -42,7 +42,7 @@ from common.files import (
 )
 from common.folders import remove_own
 from common.settings import DedupSettings, Settings
-from common.stats import Stats
+from common.stats import Stats, no_documents
 from common.workers import Workers
 from corpus.dedup.clusters import filter_shard, outputs_of, write_clusters
 from corpus.dedup.pairs import jobs_of, write_edges, write_pairs
@@ -134,7 +134,7 @@ def dedup(
                 write_signatures(path, output, settings, pool, max_bad_share)
             signatures = Signatures(files, settings)
             if signatures.count == signatures.earlier:
-                raise EmptyResultError(f"{inputs[0]}: no documents in {len(inputs)} shard(s)")
+                raise EmptyResultError(no_documents(inputs, inputs[0].parent.parent))
             stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in signatures.own)
             for phase in (_bands, _verify):
                 for _ in pool.map(partial(phase, work, files, settings), shares):
@@ -156,7 +156,7 @@ def _bands(work: Path, files: Sequence[Path], settings: DedupSettings, share: Sh
     part, parts = share
     signatures = Signatures(files, settings)
     if signatures.count == signatures.earlier:
-        raise EmptyResultError(f"{files[0]}: no documents in {len(files)} shard(s)")
+        raise EmptyResultError(no_documents(files, work.parent.parent))
     count = write_pairs(signatures, work / f"{part}.pairs", settings, part, parts)
     return f"dedup bands {part}/{parts}: {count} pairs of {signatures.count} documents"
 

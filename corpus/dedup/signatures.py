@@ -81,12 +81,16 @@ def describe(settings: DedupSettings, documents: Sequence[Located]) -> dict[str,
 
 
 def write_signatures(
-    shard: Path, output: Path, settings: DedupSettings, pool: Workers, max_bad_share: float = 0.001
+    shard: Path, output: Path, settings: DedupSettings, pool: Workers, max_bad_share: float = 0.001, identity: int = 0
 ) -> int:
-    """Write the signatures of a shard; returns the number of documents. Raises InputError for unreadable input."""
+    """Write the signatures of a shard, or those of an `identity` again; returns the number of documents.
+
+    Raises InputError for unreadable input.
+    """
     bad, frames = BadLines(max_bad_share), Frames()
     place = os.path.relpath(shard.resolve(), output.parent.resolve())
     info: dict[str, Any] = {"settings": fingerprint(settings), "shard": place, "documents": 0, "bad_lines": 0}
+    info |= {"identity": identity} if identity else {}
     documents = batched(located_documents(shard, bad, frames), _BATCH)
     with write_segments(output, info) as file, Meter("dedup signatures", "documents") as meter:
         for parts in batched(pool.map(partial(describe, settings), documents), CHUNK // _BATCH):
@@ -125,9 +129,15 @@ def earlier_signatures(folders: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def identity_of(path: Path) -> int:
+    """The checksum of a file of signatures as it was first made: `workflow.provenance.remove` does not change it."""
+    file = Segments(path)
+    return int(file.info.get("identity") or file.checksum or 0)
+
+
 def content_of(folders: Sequence[Path]) -> str:
-    """A hash of the signatures of earlier runs; empty without any."""
-    return short_hash(repr([Segments(path).checksum for path in earlier_signatures(folders)])) if folders else ""
+    """A hash of the signatures of earlier runs; empty without any. No removal changes it: no later run goes again."""
+    return short_hash(repr([identity_of(path) for path in earlier_signatures(folders)])) if folders else ""
 
 
 class Signatures:

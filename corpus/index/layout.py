@@ -19,7 +19,7 @@ PREFIX is the full name without `.bin` or `.idx`.
 #
 # PREFIX.bin is the tokens and nothing else. PREFIX.json holds their vocabulary and two checksums:
 #
-#   vocab_size, end_of_text        see Meta
+#   vocab_size, end_of_text, vocabulary    see Meta
 #   bin                            xxh3_64 of PREFIX.bin, 16 hex digits
 #   checksum                       xxh3_64 of PREFIX.idx followed by "{vocab_size} {end_of_text} {bin}"
 
@@ -76,6 +76,8 @@ class Meta:
     """Entries without padding."""
     end_of_text: int
     """Id of the token that closes a document."""
+    vocabulary: str = field(default="", compare=False)
+    """Hash of its merges (`Tokenizer.vocabulary.hash`); empty if not known."""
     bin: str = field(default="", compare=False)
     checksum: str = field(default="", compare=False)
 
@@ -89,7 +91,7 @@ def read_meta(prefix: Path) -> Meta | None:
     if not path.exists():
         return None
     found = read_json(path)
-    kinds = {"vocab_size": int, "end_of_text": int, "bin": str, "checksum": str}
+    kinds = {"vocab_size": int, "end_of_text": int, "vocabulary": str, "bin": str, "checksum": str}
     required = {"vocab_size", "end_of_text"}
     if (
         not isinstance(found, dict)

@@ -6,14 +6,17 @@ header. All other names go through DNS, and private addresses are never connecte
 
 import asyncio
 import ipaddress
+import re
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from common.errors import ConfigError, PageError
@@ -23,6 +26,8 @@ from corpus.urls.url import Url
 
 _KEEP_ALIVE = 5.0  # seconds an idle connection is kept, Apache's default; there may be one per host
 _HEADER_BYTES = 64 * 1024  # longest header line; the cookies and policies of some sites exceed aiohttp's 8 KiB
+_HEADER_LINES = 1000  # some sites exceed aiohttp's 128
+_BLANK_LINE = re.compile(rb"\n\r?\n")
 NO_RESPONSE = frozenset({"connection", "dns", "tls", "timeout", "private_host"})
 """Reasons of requests without a response. `private_host` is one: captive portals resolve names to private addresses."""
 
@@ -106,16 +111,34 @@ class AddressOverrides:
         return URL(f"http://{address}{logical.raw_path_qs}", encoded=True), {"Host": host}
 
 
+class _Handler(ResponseHandler):
+    """Gives the bytes of a response to aiohttp's parser in pieces that end with the blank line after a head.
+
+    Bytes after a whole response make the parser forget it if they come in one piece with the head. Elsewhere they are
+    ignored, as in browsers.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        start, first = 0, 2 if data.startswith(b"\r\n") else int(data.startswith(b"\n"))  # ends a line before `data`
+        for end in (first, *(found.end() for found in _BLANK_LINE.finditer(data)), len(data)):
+            if start < end:
+                super().data_received(data[start:end])
+            start = end
+
+
 def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.ClientSession:
     """One session for the whole run: persistent connections, cached DNS, verified TLS, no cookies."""
     contact = f" ({settings.contact})" if settings.contact else ""
+    connector = aiohttp.TCPConnector(
+        limit=settings.concurrency,
+        keepalive_timeout=_KEEP_ALIVE,
+        ttl_dns_cache=300,
+        resolver=PublicResolver(allow_private),
+    )
+    handler: Any = partial(_Handler, asyncio.get_running_loop())
+    connector._factory = handler
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            limit=settings.concurrency,
-            keepalive_timeout=_KEEP_ALIVE,
-            ttl_dns_cache=300,
-            resolver=PublicResolver(allow_private),
-        ),
+        connector=connector,
         headers={
             "User-Agent": settings.user_agent + contact,
             "Accept": "text/html,application/xhtml+xml,text/plain;q=0.8",
@@ -129,4 +152,5 @@ def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.Clien
         auto_decompress=False,  # archives store the bytes as sent, and `decode_body` stops at the cap
         max_line_size=_HEADER_BYTES,
         max_field_size=_HEADER_BYTES,
+        max_headers=_HEADER_LINES,
     )

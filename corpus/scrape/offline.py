@@ -16,7 +16,7 @@ from corpus.runner import Step, StepOptions
 from corpus.scrape.opt_outs import judged_by_headers
 from corpus.scrape.pages import Outcome, outcome_writer, page_outcome
 from corpus.scrape.response import FetchedPage
-from corpus.scrape.warc import read_pages
+from corpus.scrape.warc import read_pages, read_records
 from corpus.urls.rules import SeenUrls, UrlRules, hash64
 
 _PAGES_PER_WORKER = 4  # in memory: one is being extracted, the others wait
@@ -120,6 +120,10 @@ def extract_archives(
             for url, outcome in extracted(checked_pages(paths, settings, blacklist), settings, step.workers):
                 write(url, outcome)
     except EmptyResultError as error:
-        cause = str(error) if step.stats.documents_in else "no response records inside; are these WET or WAT files?"
+        cause = str(error)
+        if not step.stats.documents_in:
+            with paths[0].open("rb") as file:
+                kinds = {str(kind) for _, _, kind in read_records(file, paths[0], lambda record: record.rec_type)}
+            cause = f"no response records inside, but {', '.join(sorted(kinds))}; corpus.ingest reads WET files"
         raise EmptyResultError(f"{paths[0]}{' …' if len(paths) > 1 else ''}: {cause}") from None
     return step.stats

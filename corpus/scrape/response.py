@@ -1,24 +1,27 @@
 """A server's response as a page, a redirect, or a `PageError` with a named reason."""
 
+import re
 import socket
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from io import BytesIO
 from typing import Any
 
 import aiohttp
 import brotli
 import zstandard
+from warcio.bufferedreaders import ChunkedDataReader
 from yarl import URL
 
 from common.console import warn
 from common.errors import PageError
+from common.files import is_binary
 from corpus.urls.url import Url
 
 PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "text/plain"})
-BINARY_PREFIXES = (b"%PDF-", b"PK\x03\x04", b"\x89PNG", b"GIF8", b"\xff\xd8\xff")  # files served as HTML by mistake
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _GZIP, _ZLIB_OR_GZIP, _RAW = 31, 47, -15  # zlib's wbits
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -29,6 +32,9 @@ _PIECE = 1 << 16  # bytes decoded at a time
 _ZSTD_PIECE = 256  # zstandard has no output limit, and 4 bytes may expand to 128 KiB: up to 8 MiB beyond the cap
 _MAX_CODINGS = 5  # in a chain; curl's limit
 _MAX_STREAMS = 10_000  # concatenated; bgzip's, of 64 KiB, are 640 MB
+_LISTED = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # commas in quotes separate nothing
+_TYPE = re.compile(r"\s*([\w!#$%&'*+.^`|~-]+/[\w!#$%&'*+.^`|~-]+)(?=[\s;(]|$)")
+_TRAILERS = re.compile(rb"\r\n0+[ \t]*(;[^\r\n]*)?\r\n([^\s:]+:[^\r\n]*\r\n)*(\r\n)?\Z")  # warcio keeps them
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,9 @@ async def read_response(
     if response.status not in (200, 203):
         transient = response.status == 429 or response.status >= 500
         raise PageError(f"http_{response.status}", transient=transient, wait=_retry_after(response))
-    if types is not None and response.content_type not in types:
+    headers = tuple((_ascii(name), _ascii(value)) for name, value in response.raw_headers)
+    content_type, essence = media_type(headers)
+    if types is not None and essence not in types:
         raise PageError("content_type")
     if (response.content_length or 0) > max_bytes:
         raise PageError("too_large")
@@ -79,16 +87,17 @@ async def read_response(
         received += piece
         if len(received) > max_bytes:
             raise PageError("too_large")
-    raw = bytes(received)  # the only copy: for a large page, a second one costs as much as the request
-    body = decode_body(raw, response.headers.get("Content-Encoding", ""), max_bytes)
-    if types is not None and body.startswith(BINARY_PREFIXES):
+    # the only copy: for a large page, a second one costs as much as the request
+    raw, encoding = unframed(bytes(received), headers)
+    body = decode_body(raw, encoding, max_bytes)
+    if types is not None and is_binary(body):
         raise PageError("content_type")
     return FetchedPage(
         url=url.text,
         status=response.status,
         reason=_ascii((response.reason or "").encode("utf-8", "surrogateescape")),
-        headers=tuple((_ascii(name), _ascii(value)) for name, value in response.raw_headers),
-        content_type=response.headers.get("Content-Type", ""),
+        headers=headers,
+        content_type=content_type,
         raw=raw,
         body=body,
         date=datetime.now(UTC).date().isoformat(),
@@ -98,6 +107,34 @@ async def read_response(
 def _ascii(header: bytes) -> str:
     """A header as an archive can store it: other bytes than ASCII become `caf\\xe9`."""
     return header.decode("ascii", "backslashreplace")
+
+
+def _values(headers: Iterable[tuple[str, str]], name: str) -> str:
+    """All values of a header, as one list."""
+    return ", ".join(value for key, value in headers if key.lower() == name)
+
+
+def media_type(headers: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """The Content-Type that counts, and its type/subtype in lower case, by the Fetch standard; both may be empty.
+
+    It is the last valid one, or an earlier one of that type if only that names a charset.
+    """
+    value = essence = ""
+    for part in _LISTED.findall(_values(headers, "content-type")):
+        kind = found[1].lower() if (found := _TYPE.match(part)) else "*/*"
+        if kind != "*/*" and (kind != essence or "charset" in part.lower()):
+            value, essence = part.strip(), kind
+    return value, essence
+
+
+def unframed(raw: bytes, headers: Iterable[tuple[str, str]]) -> tuple[bytes, str]:
+    """A body without chunks and trailers, and its codings in the order in which they were applied.
+
+    Archives keep a Transfer-Encoding whether or not they keep its chunks: a body that does not begin with one stays.
+    """
+    if framing := _values(headers, "transfer-encoding"):
+        raw = ChunkedDataReader(BytesIO(_TRAILERS.sub(b"\r\n0\r\n\r\n", raw))).read()
+    return raw, f"{_values(headers, 'content-encoding')}, {framing}"
 
 
 def _redirect_target(url: Url, location: str) -> str:
@@ -148,15 +185,15 @@ def to_page_error(error: Exception, url: str) -> PageError:
 def decode_body(raw: bytes, encoding: str, max_bytes: int) -> bytes:
     """Decode a body by its Content-Encoding, and stop at `max_bytes` of output, which bounds the cost of a bomb.
 
-    As in browsers, data after a complete stream is ignored: servers append padding and comments. gzip members and zstd
-    frames may be concatenated. An empty body is valid in every coding. Raises PageError: `too_large`, or `bad_encoding`
-    for a damaged, truncated or unknown stream.
+    As in browsers, unknown codings (`none`, `utf-8`) are ignored, and so are data after a complete stream: servers
+    append padding and comments. gzip members and zstd frames may be concatenated. An empty body is valid in every
+    coding. Raises PageError: `too_large`, or `bad_encoding` for a damaged or truncated stream.
     """
-    codings = [coding for part in encoding.split(",") if (coding := part.strip().lower()) not in ("", "identity")]
-    if len(codings) > _MAX_CODINGS or not set(codings) <= set(_DECODERS):
+    known = [coding for part in encoding.split(",") if (coding := part.strip().lower()) in _DECODERS]
+    if len(known) > _MAX_CODINGS:
         raise PageError("bad_encoding")
     body = raw
-    for coding in reversed(codings):
+    for coding in reversed(known):
         try:
             body = _DECODERS[coding](body, max_bytes) if body else body
         except (zlib.error, brotli.error, zstandard.ZstdError):

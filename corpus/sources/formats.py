@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common.errors import InputError
-from common.files import COMPRESSED, BadLines, Document, kind_of, read_head
+from common.files import COMPRESSED, BadLines, kind_of, read_head
 from common.settings import WARC_NAME, SourceSettings
+from corpus.runner import Outcome
 from corpus.sources.lines import read_csv, read_jsonl, read_text, read_wikiextractor
 from corpus.sources.tables import read_arrow, read_parquet
 
-READERS: dict[str, Callable[[Path, SourceSettings, BadLines], Iterator[Document]]] = {
+READERS: dict[str, Callable[[Path, SourceSettings, BadLines], Iterator[Outcome]]] = {
     "jsonl": read_jsonl,
     "text": read_text,
     "wikiextractor": read_wikiextractor,

@@ -10,22 +10,45 @@ from pathlib import Path
 import orjson
 
 from common.errors import EncodingError, InputError
-from common.files import LONGEST_LINE, BadLines, Document, read_blocks, read_json_lines, read_lines
+from common.files import (
+    LONGEST_LINE,
+    BadLines,
+    Document,
+    is_binary,
+    is_noise,
+    read_blocks,
+    read_head,
+    read_json_lines,
+    read_lines,
+)
 from common.files import read_text as file_text
 from common.settings import SourceSettings
+from corpus.runner import Drop, Outcome
 from corpus.sources.records import read_record
 
 # titles may contain quotes; some versions add a revision
 _WIKI_HEAD = re.compile(rb'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">')
 
+_HEAD = 8192  # characters by which a binary file is recognised
 
-def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The one document of a text file."""
+
+def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Outcome]:
+    """The one document of a text file, dropped as `encoding`, `long` or `binary` if it is none; `bad` counts files."""
     bad.lines += 1
+    reason, problem, text = "", "", ""
     try:
-        yield {"text": file_text(path, LONGEST_LINE, source.encoding), "origin": f"{path}:1"}
+        text = file_text(path, LONGEST_LINE, source.encoding)
     except EncodingError as error:
-        bad.add(str(error))
+        problem = str(error).removeprefix(f"{path}: ").partition(";")[0]
+        reason = "encoding" if problem.startswith("not ") else "long"
+    head = read_head(path)[1] if problem and path.is_file() else b""
+    if is_binary(head):
+        reason = "binary"
+    elif is_noise(head or text[:_HEAD].encode()):
+        reason, problem = "binary", "binary data"
+    if problem:
+        bad.add(f"{path}: {problem}")
+    yield Drop({"origin": str(path)}, reason, problem) if problem else {"text": text, "origin": f"{path}:1"}
 
 
 def read_jsonl(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:

@@ -76,7 +76,7 @@ def _rows(path: Path, batches: Iterator[Any], source: SourceSettings, bad: BadLi
     try:
         import pyarrow as pa
     except ImportError:
-        raise InputError(f"{path}: needs pyarrow to be read; pip install '.[parquet]'") from None
+        raise InputError(f"{path}: needs pyarrow to be read; pip install 'urls-to-gpt2[parquet]'") from None
     number = 0
     try:
         for batch in batches:

@@ -1,6 +1,7 @@
 """Keep documents by the probability that a fastText model gives to a label: a model of quality, or of languages."""
 
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,24 @@ from common.errors import ConfigError
 from common.settings import FastTextModel
 from corpus.text.verdicts import Change, Text, Verdict
 
+_MAGIC = (793_712_314).to_bytes(4, "little")
+
+
+def check(path: Path) -> None:
+    """Raise ConfigError if fastText is not installed, or the file does not begin as a model does."""
+    if find_spec("fasttext") is None:
+        raise ConfigError("clean.fasttext needs fasttext-predict; pip install 'urls-to-gpt2[fasttext]'")
+    if not path.is_file():
+        raise ConfigError(f"clean.fasttext: {path}: no such file")
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise ConfigError(f"clean.fasttext: {path}: no fastText model; give a .bin or .ftz file")
+
 
 @cache
 def _load(path: Path) -> Any:
-    try:
-        import fasttext
-    except ImportError:
-        raise ConfigError("clean.fasttext needs fasttext-predict; pip install 'urls-to-gpt2[fasttext]'") from None
+    import fasttext
+
     try:
         return fasttext.load_model(str(path))
     except ValueError as error:

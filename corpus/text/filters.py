@@ -9,6 +9,7 @@ OpenWebText's rules always, others by their name in `clean.filters`. To add one,
 from collections.abc import Collection
 from difflib import get_close_matches
 from functools import partial
+from importlib.util import find_spec
 
 from common.errors import ConfigError
 from common.settings import CleanSettings
@@ -28,12 +29,13 @@ NAMED = {
     "digits": (quality.digits,),
 }
 """What `clean.filters` may name."""
+_SPACY = ("gopher_repetition", "c4", "fineweb")  # these split words or sentences as spaCy does
 
 
 def filters(settings: CleanSettings) -> tuple[Filter, ...]:
     """The filters of a configuration in the order in which they are asked; the slowest are last.
 
-    Raises ConfigError for a name that does not exist.
+    Raises ConfigError for a name that does not exist, and for a package or model that is missing.
     """
     for name in settings.filters:
         if name not in NAMED:
@@ -41,6 +43,10 @@ def filters(settings: CleanSettings) -> tuple[Filter, ...]:
             raise ConfigError(
                 f"clean.filters: {name!r} is none of {', '.join(NAMED)}" + (f"; {close[0]}?" if close else "")
             )
+        if name in _SPACY and find_spec("spacy") is None:
+            raise ConfigError(f"clean.filters: {name} needs spaCy; pip install 'urls-to-gpt2[filters]'")
+    for model in settings.fasttext:
+        fasttext.check(model.path)
     return (
         Filter("empty", empty),
         Filter("javascript", partial(javascript, most=settings.javascript_characters)),

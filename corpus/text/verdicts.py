@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
-from common.errors import ConfigError
 from corpus.text.language import Language, language_of
 
 
@@ -36,10 +35,8 @@ class Text(str):
 
 @cache
 def _english() -> Any:
-    try:
-        import spacy
-    except ImportError:
-        raise ConfigError("clean.filters: this filter needs spaCy; pip install 'urls-to-gpt2[filters]'") from None
+    import spacy
+
     english = spacy.blank("en")
     english.add_pipe("sentencizer")
     english.max_length = 1 << 31  # characters

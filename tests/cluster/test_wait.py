@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.jobs import State, write_state
+from cluster.jobs import Job, State, write_state
 from cluster.wait import wait
 from common.errors import JobError
 from tests.cluster.fake_slurm import FakeSlurm
@@ -40,6 +40,14 @@ def test_a_job_that_does_not_finish_is_an_error_with_the_end_of_its_log(
         assert not quoted and "cluster.submit" in first and not fake.calls("sbatch")
     else:
         assert str(log) in first and quoted == ["    error: no such file"]
+
+
+def test_a_refused_local_training_has_its_error_as_its_state(folder: Path) -> None:
+    job = Job("999999999", "local", str(folder))
+    (folder / "999999999_0_log.out").write_text("submitit INFO\nerror: models.tiny needs more\n")
+    with pytest.raises(JobError, match=r"^tiny: job 999999999 failed: models.tiny needs more; log: \S+$"):
+        wait("tiny", folder, job, 3)
+    assert state_of(folder, job).reason == "models.tiny needs more"
 
 
 def test_a_reason_that_cannot_pass_ends_the_wait_at_once(folder: Path, fake: FakeSlurm) -> None:

@@ -126,3 +126,13 @@ def test_a_full_disk_is_told(folder: Path) -> None:
     result = bash("ulimit -f 100; step ingest --input big.jsonl --output out.jsonl", folder)
     assert_one_line_error(result, "out.jsonl: File too large")
     assert not list(folder.glob("out*"))
+
+
+def test_an_installed_copy_refuses_to_work_beside_another_one(folder: Path) -> None:
+    """Snakemake and console scripts run the installed copy, `python -m` that of the working folder."""
+    command = ("corpus.clean", "--input", "in", "--output", "o.jsonl.zst")
+    assert called(*command).returncode == 0
+    for name in ("common/cli.py", "corpus/runner.py"):
+        Path(name).parent.mkdir()
+        Path(name).touch()
+    assert_one_line_error(called(*command), f"{folder}: holds another copy of the toolkit than {ROOT}")

@@ -59,8 +59,13 @@ def test_ids_equal_those_of_the_tokenizers_library_and_decode_to_the_text(text: 
 def test_files_that_are_missing_or_do_not_belong_together_are_an_error(tmp_path: Path) -> None:
     files = VocabularyFiles(tmp_path / "encoder.json", tmp_path / "vocab.bpe")
     shutil.copy(FILES.encoder_json, files.encoder_json)
-    with pytest.raises(InputError, match=r"vocab\.bpe"):
+    (tmp_path / "tokenizer.json").touch()  # what transformers 5 saves alone
+    with pytest.raises(
+        InputError, match=r"vocab_bpe: .*vocab\.bpe: no such file; set .*json to .*tokenizer\.json, and"
+    ):
         vocabulary_files(files.encoder_json, files.vocab_bpe)
+    with pytest.raises(InputError, match=r"encoder\.json: not a tokenizer\.json; .*set tokenize\.vocab_bpe"):
+        Tokenizer(vocabulary_files(files.encoder_json)).encode("a")
     for merges in (b"#version: 0.2\n\xc4\xa0 t\n", b"\xff\xfe"):
         files.vocab_bpe.write_bytes(merges)
         with pytest.raises(InputError, match=r"vocab\.bpe: "):

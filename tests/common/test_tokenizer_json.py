@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Peer
 from transformers import GPT2Tokenizer
 
 from common.errors import InputError
-from common.tokenizer import CHARACTERS, END_OF_TEXT, Tokenizer, Vocabulary, VocabularyFiles, to_json
+from common.tokenizer import CHARACTERS, END_OF_TEXT, Tokenizer, Vocabulary, VocabularyFiles, to_json, vocabulary_files
 
 ODD = [
     *("Naïve café — 3.14", " leading and trailing ", "\n\n\ttabs  and   runs\r\n", "I'll we've they'RE 'quoted'"),
@@ -26,7 +26,7 @@ def test_what_we_write_and_what_transformers_writes_mean_the_same(tmp_path: Path
     assert theirs.encode("<|endoftext|>").ids == [50256]  # as in the file that transformers writes
     assert isinstance(ours.files, VocabularyFiles)
     GPT2Tokenizer(str(ours.files.encoder_json), str(ours.files.vocab_bpe)).save_pretrained(tmp_path)
-    read, saved = Tokenizer(tmp_path / "tokenizer.json"), Peer.from_file(f"{tmp_path}/tokenizer.json")
+    read, saved = Tokenizer(vocabulary_files(tmp_path / "tokenizer.json")), Peer.from_file(f"{tmp_path}/tokenizer.json")
     assert read.vocabulary == ours.vocabulary
     for text in ODD:
         ids = ours.encode(text).tolist()

@@ -1,5 +1,6 @@
 import bz2
 import gzip
+import random
 import resource
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import orjson
 import pytest
 
 from common.errors import EmptyResultError, InputError
-from common.files import Document, short_hash, write_json
+from common.files import Document, read_lines, short_hash, write_json
 from common.settings import CleanSettings, DecontaminateSettings, DedupSettings, SourceSettings
 from corpus.clean import clean
 from corpus.decontaminate import count, cut
@@ -123,24 +124,42 @@ def test_both_forms_of_wikiextractor_are_read_and_titles_are_no_text(tmp_path: P
 
 
 def test_bad_input_is_located_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    json, wiki, latin = tmp_path / "a.jsonl", tmp_path / "wiki_00", tmp_path / "latin.txt"
+    json, wiki, texts = tmp_path / "a.jsonl", tmp_path / "wiki_00", tmp_path / "texts"
     json.write_bytes(
         b'{"text": "ok"}\n{"text": 1}\nnot json\n[]\n{"text": "\\udc00"}\n{"text": "b", "id": 18446744073709551616}\n'
         b'{"text": "a", "unused": 18446744073709551616}\n{"text": "  "}\n'
     )
     wiki.write_text("stray\n" + WIKI + '<doc id="1" url="u" title="t">\nnever closed\n<doc bad>\n</doc>\n')
-    latin.write_bytes(b"caf\xe9")
-    found = take(tmp_path, json, wiki, latin, max_bad_share=0.9, skip_keys=["unused"])
+    texts.mkdir()
+    (texts / "latin.txt").write_bytes(b"caf\xe9")
+    (texts / "random.txt").write_bytes(random.Random(1).randbytes(500))
+    (texts / "zip.txt").write_bytes(b"PK\x03\x04" + b"text" * 99)
+    for number in range(38):
+        (texts / f"{number}.txt").write_text(f"Text {number}, with a \0 in it.")
+    found = take(tmp_path, json, wiki, max_bad_share=0.9, skip_keys=["unused"])
     assert [document["text"] for document in found][::3] == ["ok", "Text."]
     warnings = capsys.readouterr().err
     lines = [f"a.jsonl:{n}:" for n in range(2, 7)] + [f"wiki_00:{n}:" for n in (1, 14, 16, 17)]
     assert "a.jsonl:7" not in warnings, "a number under a skipped key does no harm"
-    assert all(where in warnings for where in (*lines, "latin.txt: not UTF-8 at byte 3"))
+    assert all(where in warnings for where in lines)
     with pytest.raises(InputError, match=r"a.jsonl:2: .*6 of 8"):
         take(tmp_path / "new", json, max_bad_share=0.6)
-    latin.write_text(" \n")
+    json.write_text('{"text": "\\r\\n %PDF-1.4 and so on"}\n{"text": "PDF and so on"}\n')
+    assert [document["text"] for document in take(tmp_path, json)] == ["PDF and so on"]
+    with pytest.raises(InputError, match=r"latin.txt: not UTF-8 at byte 3; .*3 of 41 files .*`encoding`") as error:
+        take(tmp_path / "new", texts)
+    assert "random.txt: binary data; " in str(error.value) and "zip.txt: a zip archive; " in str(error.value)
+    sources, rejects = [SourceSettings(path=str(texts))], tmp_path / "rejects.jsonl"
+    stats = ingest(sources, [tmp_path / "out.jsonl"], max_bad_share=0.1, rejects=rejects)
+    assert (stats.documents_in, stats.documents_out, stats.reasons) == (41, 38, {"encoding": 1, "binary": 2})
+    assert [orjson.loads(line)["origin"] for line in read_lines(rejects)] == [
+        str(texts / name) for name in ("latin.txt", "random.txt", "zip.txt")
+    ]
+    with pytest.raises(InputError, match=r"random.txt: binary data; 1 of 2 files"):
+        take(tmp_path / "new", texts / "random.txt", texts / "latin.txt", encoding="latin-1")
+    (texts / "latin.txt").write_text(" \n")
     with pytest.raises(EmptyResultError):
-        take(tmp_path / "new", latin)
+        take(tmp_path / "new", texts / "latin.txt")
     assert not list(tmp_path.glob("new/*"))
 
 

@@ -12,8 +12,10 @@ from tests.corpus.index.helpers import by_hand, files, written
 from tests.helpers import assert_one_line_error, called
 
 
-def shard(prefix: Path, documents: list[list[int]], dtype: str = "u2", vocab_size: int = 50257) -> Path:
-    with IndexWriter(prefix, np.dtype(dtype), Meta(vocab_size, vocab_size - 1)) as index:
+def shard(
+    prefix: Path, documents: list[list[int]], dtype: str = "u2", vocab_size: int = 50257, vocabulary: str = ""
+) -> Path:
+    with IndexWriter(prefix, np.dtype(dtype), Meta(vocab_size, vocab_size - 1, vocabulary)) as index:
         for tokens in documents:
             index.add_document(tokens)
     return prefix
@@ -31,6 +33,9 @@ def test_every_document_of_every_shard_comes_out_in_order(tmp_path: Path) -> Non
 def test_shards_that_differ_are_damaged_or_hold_nothing_are_refused_by_name(tmp_path: Path) -> None:
     first, damaged = shard(tmp_path / "a", [[1]]), shard(tmp_path / "e", [[1, 2, 3]])
     (tmp_path / "e.bin").write_bytes(struct.pack("<3H", 1, 2, 4))
+    trained = [shard(tmp_path / f"t{n}", [[1]], vocabulary=f"{n}") for n in range(2)]
+    with pytest.raises(InputError, match=r"t1\.json: merges 1, but .*t0\.json: merges 0"):
+        merge_index([*trained], tmp_path / "all")
     for other, said in (
         (shard(tmp_path / "b", [[1]], dtype="i4"), r"b\.idx: int32"),
         (shard(tmp_path / "c", [[1]], vocab_size=500), r"c\.json: .* 500"),

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import orjson
 from common.files import read_lines
 from common.settings import TokenizeSettings
 from common.tokenizer import Tokenizer
-from corpus.index import IndexedDataset, read_meta
+from corpus.index import IndexedDataset, Meta, read_meta
 from corpus.tokenize import tokenize
 from tests.conftest import Command
 from tests.helpers import document, prose, write_shard
@@ -24,7 +25,12 @@ def test_documents_are_encoded_in_order_and_closed_with_end_of_text(tmp_path: Pa
         assert dataset[number].tolist() == [*TOKENIZER.encode(text).tolist(), 50256]
     assert dataset.tokens.tolist().count(50256) == len(texts), "written in a page it stays text"
     assert stats.extra["tokens"] == len(dataset.tokens)
-    assert meta is not None and (meta.vocab_size, meta.end_of_text) == (50257, 50256)
+    assert (
+        meta == Meta(50257, 50256)
+        and meta.vocabulary
+        == TOKENIZER.vocabulary.hash
+        != replace(TOKENIZER.vocabulary, merges=TOKENIZER.vocabulary.merges[::-1]).hash
+    )
     tokenize([source], tmp_path / "out", TokenizeSettings(append_eod=False))
     assert 50256 not in IndexedDataset(tmp_path / "out_text_document").tokens
 

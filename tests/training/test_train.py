@@ -12,9 +12,9 @@ import torch
 import yaml
 from safetensors import safe_open
 
-from cluster.submit import is_finished
 from common import cli
 from common.config import load_settings
+from common.errors import ConfigError
 from common.files import read_json, read_rows
 from common.settings import Experiment, ModelSettings
 from tests.helpers import called
@@ -30,6 +30,7 @@ from tests.training.helpers import (
     train_tiny,
 )
 from training import trainer
+from training.model_folder import is_finished
 from training.optimizer import steps_taken
 from training.planning.speed import flops_per_token
 from training.train import main
@@ -99,7 +100,13 @@ def test_a_finished_run_is_left_alone_and_continues_when_asked_for_more(tmp_path
     assert "2 micro x 4 accumulation x 1 data = 8 samples = 128 tokens" in plan
     (folder / "done.json").unlink()
     before = (folder / "train.csv").read_bytes()
-    assert train_tiny(config) == 0
+    assert not is_finished(settings_of(config), "tiny")
+    for override in ("train.lr=0.5", "train.iterations=3"):  # of the checkpoint alone, and then of done.json, too
+        told = refusal(capsys, main, "--config", config, "--model", "tiny", override)
+        assert f"models.tiny: {override.partition('=')[0]} " in told and f"{folder} is finished" in told
+    assert train_tiny(config) == 0 and is_finished(settings_of(config), "tiny")
+    with pytest.raises(ConfigError, match=r"models\.tiny: train\.lr 0\.\d+ -> 0\.5, but .* or move the folder away"):
+        is_finished(load_settings(config, ["train.lr=0.5"], "tiny"), "tiny")
     assert (folder / "train.csv").read_bytes() == before
     assert read_json(folder / "done.json")["iteration"] == 4
     assert train_tiny(config, "train.iterations=6", "train.global_batch_size=16", "model.dropout=0") == 0

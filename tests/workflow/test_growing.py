@@ -1,5 +1,6 @@
 """A run that grows a finished one: what it leaves out, what must be equal, and what it never touches."""
 
+import sys
 from pathlib import Path
 
 import orjson
@@ -14,7 +15,7 @@ from common.settings import BlacklistSettings, Settings, SourceSettings
 from corpus.blacklist import blacklist
 from corpus.ingest import ingest
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
-from tests.workflow.pipeline import DATASET, configure, finish, planned, snakemake
+from tests.workflow.pipeline import DATASET, SNAKEMAKE, TINY, configure, finish, planned, snakemake
 from workflow import growing, redone
 from workflow.report.__main__ import render
 from workflow.report.funnel import funnel
@@ -112,6 +113,8 @@ def test_a_changed_setting_is_told_with_what_runs_again_and_what_stays(tmp_path:
         "runs again: clean (2 jobs), dedup_clusters (2 jobs), merge_index\n"
         "stays: 1 journals of fetched pages, checkpoints of tiny"
     )
+    assert "\nruns: clean, train\nstays" in redone.describe(now, [], ["clean", "train"])  # after a start that failed
+    assert "\nruns again: nothing\n" in redone.describe(now, [])
 
 
 def state(run: Path) -> dict[Path, tuple[int, bytes]]:
@@ -155,3 +158,31 @@ def test_a_second_delivery_is_processed_alone_and_the_first_keeps_every_byte(tmp
     assert result.returncode == 2 and "dedup.bands" in result.stdout + result.stderr
     _, said = planned(tmp_path, "dataset", "--config", "clean={min_characters: 600}")
     assert "clean.min_characters 512 -> 600" in said and "runs again: clean (3 jobs), dedup_signatures (3 jobs)" in said
+
+
+@pytest.mark.slow  # two runs of Snakemake, two trainings and two removals take 40 s of CPU
+def test_what_leaves_the_base_leaves_the_dataset_of_a_run_that_grows_it_as_it_is(tmp_path: Path) -> None:
+    """Document 3 displaced number 900, which stays out; the model goes on after both removals."""
+    (tmp_path / "texts").mkdir()
+    texts = {"a.jsonl": [document(n, prose(n)) for n in range(20)], "b.jsonl": [document(900, prose(3) + " More.")]}
+    texts["b.jsonl"] += [document(n, prose(n)) for n in range(20, 32)]
+    write_shard(tmp_path / "texts/a.jsonl", texts["a.jsonl"])
+    common = {"urls": [], "site": None, "sources": [{"path": "texts"}], "models": {"tiny": {**TINY, "parallel": {}}}}
+    configure(tmp_path, **common)
+    finish(DATASET, tmp_path)
+    write_shard(tmp_path / "texts/b.jsonl", texts["b.jsonl"])
+    grown = yaml.safe_load((tmp_path / "config.yaml").read_text()) | {"run": "results/y", "base": "results/x"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grown))
+    train = (*SNAKEMAKE, "train_tiny", "--quiet", "host")
+    finish(train, tmp_path)
+    remove = (sys.executable, "-m", "workflow.provenance.remove", "--urls", "leaving", "--by", "Ada", "--yes", "--run")
+    (tmp_path / "leaving").write_text(texts["b.jsonl"][5]["url"])
+    finish((*remove, "results/y"), tmp_path)
+    dataset = {path: path.read_bytes() for path in (tmp_path / "results/y/dataset").glob("*document*")}
+    (tmp_path / "leaving").write_text(texts["a.jsonl"][3]["url"])
+    finish((*remove, "results/x", "--model", "results/y/models/tiny"), tmp_path)
+    assert set(planned(tmp_path, "train_tiny")[0]) == {"train", "train_tiny", "total"}
+    finish(train, tmp_path)
+    assert "Nothing to be done" in planned(tmp_path, "train_tiny")[1]
+    assert {path: path.read_bytes() for path in dataset} == dataset
+    assert "README.md" in finish((sys.executable, "-m", "workflow.cards", "--run", "results/y"), tmp_path)

@@ -2,11 +2,15 @@
 
 import base64
 import os
+import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import yaml
@@ -46,18 +50,21 @@ rule all:
 rule bad:
     output: "results/x/bad.txt"
     retries: 3
-    shell: "echo >> ran_bad; exit 2"
+    log: "results/x/bad.log"
+    shell: "echo >> ran_bad; echo 'error: a.txt: no text' > {log}; exit 2"
 rule again:
     output: "results/x/again.txt"
+    log: "results/x/again.log"
     retries: 3
-    shell: "echo >> ran_again; [ $(wc -l < ran_again) = 2 ] || exit 3; echo new > {output:q}"
+    shell: "echo >> ran_again; echo 'error: again' > {log}; [ $(wc -l < ran_again) = 2 ] && echo new > {output:q}"
 """
 LOCKED = """
 from workflow import snakefile
 settings = snakefile.read_settings(workflow)
 rule all:
     output: "results/x/x"
-    shell: "echo $$ >> runs; until [ -e go ]; do sleep 0.1; done; touch {output}"
+    log: "x.log"
+    shell: "echo $$ >> runs; echo 'all: 3/10 documents, 0:00:07 left' > {log}; until [ -e go ]; do sleep 0.1; done"
 """
 
 
@@ -92,17 +99,30 @@ def test_bad_input_ends_a_job_at_once_and_leaves_the_results_that_exist(tmp_path
     for result in results:
         result.write_text("old\n")
     line = [sys.executable, "-m", "snakemake", "--cores", "1", "--keep-going", "--forceall"]
-    assert subprocess.run(line, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+    done = subprocess.run([*line, "--quiet"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("successfully.\nerror: a.txt: no text (results/x/bad.log)\n"), done.stderr
     assert (tmp_path / "ran_bad").read_text() == "\n" and results[0].read_text() == "old\n"
     assert (tmp_path / "ran_again").read_text() == "\n\n" and results[1].read_text() == "new\n", "tried again"
 
 
-def start(folder: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--rerun-incomplete"]
-    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, process_group=0)
+def start(folder: Path) -> "tuple[subprocess.Popen[bytes], list[str]]":
+    """Snakemake on a terminal, and what it has written there, END last."""
+    command, shown = [sys.executable, "-m", "snakemake", "--cores", "1", "--rerun-incomplete"], list[str]()
+    ours, its = pty.openpty()
+    process = subprocess.Popen(command, cwd=folder, stderr=its, process_group=0)
+    os.close(its)
+
+    def read() -> None:
+        with suppress(OSError), open(ours, errors="replace") as terminal:  # EIO: all its processes have ended
+            shown.extend(iter(lambda: terminal.read(1), ""))
+        shown.append("END")
+
+    Thread(target=read, daemon=True).start()
+    return process, shown
 
 
-def kill(process: "subprocess.Popen[str]") -> None:
+def kill(process: "subprocess.Popen[bytes]") -> None:
     """Kill Snakemake alone, then the jobs that it left."""
     jobs = psutil.Process(process.pid).children(recursive=True)
     process.kill()
@@ -112,7 +132,6 @@ def kill(process: "subprocess.Popen[str]") -> None:
             job.kill()
         except psutil.NoSuchProcess:
             continue
-    process.communicate()  # jobs have its pipe open, too
 
 
 def test_a_live_run_keeps_its_lock_and_of_two_starts_after_it_was_killed_one_runs(tmp_path: Path) -> None:
@@ -120,18 +139,21 @@ def test_a_live_run_keeps_its_lock_and_of_two_starts_after_it_was_killed_one_run
     (tmp_path / "config.yaml").write_text("run: results/x\nurls: [urls.txt]\n")
     (tmp_path / "urls.txt").write_text("http://site.example/\n")
     runs = tmp_path / "runs"
-    first = start(tmp_path)
+    first, _ = start(tmp_path)
     try:
         wait_for(runs.exists)
     finally:
         kill(first)
     runs.unlink()
     both = [start(tmp_path), start(tmp_path)]
-    wait_for(lambda: runs.exists() and any(process.poll() is not None for process in both))
-    (refused,) = [process for process in both if process.poll() is not None]
-    (live,) = [process for process in both if process is not refused]
-    (tmp_path / "go").touch()
-    ends = [process.communicate()[1] for process in (live, refused)]
-    assert live.returncode == 0 and refused.returncode == 1, ends
-    assert f"results/x is locked: process {live.pid} on " in ends[1], ends
-    assert len(runs.read_text().split()) == 1, ends
+    wait_for(lambda: runs.exists() and any(process.poll() is not None for process, _ in both))
+    both.sort(key=lambda one: one[0].poll() is not None)
+    (live, shown), (refused, error) = both
+    wait_for(lambda: "3/10 documents, 0:00:07 left" in "".join(shown))  # the bar has the last line of the log
+    os.killpg(live.pid, signal.SIGINT)  # as a terminal's Ctrl-C
+    assert live.wait() == 130 and refused.wait() == 2
+    wait_for(lambda: shown[-1] == error[-1] == "END")
+    last, whole = "".join(error).splitlines()[-2], "".join(shown)
+    assert last.startswith(f"error: results/x is locked: process {live.pid} on "), "".join(error)
+    assert "rerun the same command to continue" in whole and not re.search("Error|Traceback", whole), whole
+    assert len(runs.read_text().split()) == 1

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from common import steps
-from common.config import with_overrides
+from common.config import with_overrides, write_settings
 from common.files import fingerprint
 from common.settings import Experiment, Section, Settings
 from tests.workflow.pipeline import LINKED, ROOT, planned, snakemake
@@ -75,7 +75,8 @@ DECIDING = (
 # Changes of which Snakemake's plan knows nothing
 HARMLESS = (
     *("scrape.contact=me@site.example", "scrape.concurrency=9", "scrape.retries=9", "max_bad_share=0.5"),
-    *("dedup.memory_gb=9", "models.tiny.train.save_interval=9", "models.tiny.train.recompute=full"),
+    *("dedup.memory_gb=9", "dedup.ranges=2", "dedup.jobs=3", "repeats.memory_gb=9", "scrape.archive=true"),
+    *("evaluate.batch=9", "models.tiny.train.save_interval=9", "models.tiny.train.recompute=full"),
     *("models.tiny.slurm.partition=p", "models.tiny.log.wandb=w", "cluster.corpus.shards_per_job=9"),
     "models.tiny.parallel={tensor: 2, pipeline: 2, data: 2}",
 )
@@ -144,6 +145,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path = folder / row.split("\t")[0]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("{}")
+    (folder / "results/x/models/tiny/done.json").write_text('{"iteration": 4}')
     for stats, name in (("ingest/stats.json", "texts"), ("urls/stats.json", "urls.txt")):
         (folder / "results/x" / stats).write_text(json.dumps({"inputs": {name: fingerprint(folder / name)}}))
     assert snakemake(folder, "all", "--touch", "--forceall").returncode == 0
@@ -179,6 +181,22 @@ def test_another_content_of_an_input_repeats_the_steps_that_read_it(finished: Pa
     (finished / "tasks/quiz.yaml").write_text("y")
     assert plan(finished)[0] == {"evaluate", "report", "all"}
     (finished / "tasks/quiz.yaml").write_text("x")
+
+
+def test_a_changed_key_of_a_finished_model_is_refused_and_deleted_results_are_made_again(finished: Path) -> None:
+    run = finished / "results/x"
+    write_settings(Settings.model_validate(BASE), run / "models/tiny/settings.yaml")
+    (finished / "other.yaml").write_text(yaml.safe_dump(with_overrides(BASE, ["models.tiny.train.lr=0.1"])))
+    refused = snakemake(finished, "merge_tiny", "-n", "--configfile", "other.yaml")
+    (run / "models/tiny/settings.yaml").unlink()
+    (line,) = [line for line in refused.stderr.splitlines() if line.startswith("error")]
+    assert refused.returncode == 2 and "models.tiny: train.lr 0.00015 -> 0.1" in line
+    for name in ("merged", "dataset"):
+        (run / name).rename(run / f"{name}-away")
+    rules, _ = plan(finished)
+    for name in ("merged", "dataset"):
+        (run / f"{name}-away").rename(run / name)
+    assert rules == AFTER_DATASET | {"merge_index"}
 
 
 AFTER_DATASET = {"train", "merge", "evaluate", "generate", "report", "all"}

@@ -105,5 +105,8 @@ def test_a_corpus_that_ends_empty_stops_the_run_with_the_reason(finished_run: Pa
     result = pipeline.snakemake(folder, *DATASET[3:])
     output = result.stdout + result.stderr
     assert result.returncode != 0 and "Error in rule merge_index" in output and "Traceback" not in output
-    assert "no documents in 2 shard(s)" in output and "rule scrape" not in output
+    assert (
+        "no documents in 2 shard(s); of 17 in results/x/tokens, all were dropped (17 short)" in output
+        and "rule scrape" not in output
+    )
     assert not list((folder / "results/x").rglob("dataset/*_document.*"))

@@ -105,8 +105,8 @@ def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: B
     if manifest.content != data.content:
         raise CheckpointError(
             f"{manifest.path}: was trained on another text than {prefixes} holds now, in documents of the same "
-            "lengths; restore the dataset, train under another name, or remove "
-            f"{manifest.path.parent} to start from scratch"
+            f"lengths; if workflow.provenance.remove changed it, repeat it with --model {manifest.path.parent}, else "
+            f"restore the dataset, train under another name, or remove {manifest.path.parent} to start from scratch"
         )
     # dropout, layout, batch size, learning rate and length may change during a run
     fixed = [("model", key) for key in ("n_layer", "n_head", "n_embd", "seq_len", "vocab_size")]

@@ -151,6 +151,7 @@ def open_splits(datasets: Sequence[DataSettings], train: TrainSettings, model: M
     """
     parts: dict[str, list[Samples]] = {part: [] for part in PARTS}
     ends: dict[int, Path] = {}  # a prefix for each end-of-text token
+    vocabularies: dict[str, Path] = {}  # a prefix for each hash
     for source in datasets:
         corpus = Corpus.open(source.prefix)
         corpus.check_vocabulary(model.vocab_size, f"models.{name}.model.vocab_size")
@@ -158,6 +159,7 @@ def open_splits(datasets: Sequence[DataSettings], train: TrainSettings, model: M
             if getattr(train, key):
                 corpus.check_end_of_text(f"models.{name}.train.{key}")
         ends.setdefault(corpus.end_of_text, source.prefix)
+        vocabularies.setdefault(corpus.vocabulary, source.prefix)
         for part, documents in split_documents(train.split, corpus.documents, source.prefix).items():
             seed = train.seed if part == "train" else None  # only training data are shuffled
             samples = Samples(corpus, documents, model.seq_len, seed)
@@ -167,6 +169,12 @@ def open_splits(datasets: Sequence[DataSettings], train: TrainSettings, model: M
     if len(ends) > 1:
         closing = " and ".join(f"{prefix} with token {end}" for end, prefix in ends.items())
         raise InputError(f"{closing} close their documents: one model needs one vocabulary")
+    vocabularies.pop("", None)  # not known
+    if len(vocabularies) > 1:
+        made = " and ".join(map(str, vocabularies.values()))
+        raise InputError(
+            f"{made} have other merges in a vocabulary of the same size; tokenize them with one vocabulary"
+        )
     weights = [source.weight for source in datasets]
     blends = {part: Blend(samples, weights) for part, samples in parts.items()}
     test = blends["test"]

@@ -38,6 +38,7 @@ class Corpus:
     starts      int64 (D,)  first token of each document in `tokens`
     lengths     int64 (D,)  tokens of each document
     end_of_text             id of the token that ends a document; without PREFIX.json the vocabulary's last
+    vocabulary              hash of its merges; empty if not known
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Corpus:
     ) -> None:
         self.prefix, self.tokens, self.starts, self.lengths = prefix, tokens, starts, lengths
         self.vocab_size = int(np.iinfo(tokens.dtype).max) + 1  # until check_vocabulary sets the true one
-        self.end_of_text = self.vocab_size - 1
+        self.end_of_text, self.vocabulary = self.vocab_size - 1, ""
 
     @classmethod
     def open(cls, prefix: Path) -> "Corpus":
@@ -112,7 +113,7 @@ class Corpus:
                     f"{self.prefix}: made with a vocabulary of {meta.vocab_size}, but {key} is {vocab_size}; "
                     f"set {key} to {meta.vocab_size} or tokenize again"
                 )
-            self.end_of_text = meta.end_of_text
+            self.end_of_text, self.vocabulary = meta.end_of_text, meta.vocabulary
             return
         largest = max((int(self.tokens[i : i + _SCAN].max()) for i in range(0, len(self.tokens), _SCAN)), default=0)
         if largest >= vocab_size:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
 
 from common.errors import CheckpointError, ConfigError, InputError
 from common.files import read_json
@@ -203,8 +204,8 @@ def read_index(index: Path) -> dict[str, Path]:
     return {tensor: index.parent / name for tensor, name in parts.items()}
 
 
-def check_finetune(model: ModelSettings, name: str, folder: Path, ours: Tokenizer) -> None:
-    """Check that the model `name`, whose run has the tokenizer `ours`, can start from `folder`.
+def check_finetune(model: ModelSettings, name: str, folder: Path, ours: Tokenizer | None) -> None:
+    """Check that the model `name`, whose run has the tokenizer `ours` (None: not trained yet), can start from `folder`.
 
     The sizes must be equal; seq_len and the vocabulary may be smaller, and the surplus rows are left out. A vocabulary
     may also have all tokens of the folder's and more. Dropout is taken from the run's settings. Raises ConfigError.
@@ -216,7 +217,12 @@ def check_finetune(model: ModelSettings, name: str, folder: Path, ours: Tokenize
         )
     try:
         theirs = read_config(folder)
-        find_weights(folder)
+        path, parts = find_weights(folder)
+        for file in sorted({*parts.values()}) or [path]:
+            with safe_open(file, "numpy"):  # reads the header
+                pass
+    except SafetensorError as error:
+        raise ConfigError(f"{key}: {file}: no safetensors file, or damaged ({error}); copy it again") from None
     except CheckpointError as error:
         raise ConfigError(f"{key}: {error}") from None
     for size in ("n_layer", "n_head", "n_embd", "seq_len"):
@@ -227,7 +233,7 @@ def check_finetune(model: ModelSettings, name: str, folder: Path, ours: Tokenize
     wanted, rows = model.vocab_size, theirs.vocab_size
     tokenizer = read_tokenizer(folder)
     true = true_vocabulary(rows, tokenizer)
-    if true != wanted and grown_rows(folder, ours, wanted) is None:
+    if true != wanted and (wanted < true if ours is None else grown_rows(folder, ours, wanted) is None):
         known = vocabulary_size(tokenizer) is not None
         raise ConfigError(
             f"models.{name}.model.vocab_size is {wanted}, but {folder} has {true}"

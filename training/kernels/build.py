@@ -66,7 +66,9 @@ def nvcc(capability: int = 0) -> Compiler:
     """
     path = find_nvcc()
     if path is None:
-        raise KernelError("no nvcc in $CUDA_HOME, on $PATH, of pip or in /usr/local/cuda; pip install '.[gpu]' has one")
+        raise KernelError(
+            "no nvcc in $CUDA_HOME, on $PATH, of pip or in /usr/local/cuda; pip install 'urls-to-gpt2[gpu]' has one"
+        )
     target = f"sm_{capability}" if capability else _EVERY
     libraries = Path(path).parent.parent / "lib"  # of pip's, which looks for a lib64 that it lacks
     return Compiler(path, (*_FLAGS, f"-L{libraries}", f"-arch={target}"), target)

@@ -3,9 +3,9 @@
 Both are optional: the CSV files have everything that they show.
 """
 
-import importlib.util
 import secrets
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ from common.console import warn
 from common.errors import ConfigError
 from common.files import write_text
 from common.settings import LogSettings
-from training.parallel.collectives import run_on_all_ranks
 
 
 def check_boards(log: LogSettings, name: str) -> None:
     """Raise ConfigError if the model `name` needs a board that is not installed."""
-    if log.wandb and importlib.util.find_spec("wandb") is None:
+    if log.wandb and find_spec("wandb") is None:
         raise ConfigError(f"models.{name}.log.wandb is {log.wandb!r}, but wandb is not installed: pip install wandb")
 
 
@@ -30,6 +29,8 @@ def open_boards(
     `config`: the settings that Weights & Biases shows.
     Raises ConfigError on all ranks if Weights & Biases refuses, without a login for example.
     """
+
+    from training.parallel.collectives import run_on_all_ranks  # with torch, which check_boards does not need
 
     def opened() -> list[Board]:
         boards: list[Board] = []

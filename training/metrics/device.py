@@ -15,6 +15,11 @@ from training.precision import precision_type
 _MB = 2**20
 
 
+def device_name(device: torch.device) -> str:
+    """`NVIDIA H100 80GB HBM3`, or `CPU`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
 def memory(device: torch.device) -> dict[str, float]:
     """Current and peak memory: allocated and reserved on a GPU, resident on a CPU.
 

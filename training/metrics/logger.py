@@ -38,7 +38,7 @@ from training.metrics.curves import (
     figures_line,
     log_line,
 )
-from training.metrics.device import memory, peak_tflops
+from training.metrics.device import device_name, memory, peak_tflops
 from training.metrics.timers import PARTS, Timers
 from training.parallel.collectives import all_gather
 from training.planning.speed import CONVENTION, flops_per_token
@@ -108,13 +108,12 @@ class MetricsLogger:
     def _describe_device(self) -> str:
         """The devices, and how TFLOPs and MFU are computed."""
         device = self._world.device
-        device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         precision = str(precision_type(self._train.precision, device)).removeprefix("torch.")
         peak = f"peak {self._peak:g} TFLOP/s each"
         if not self._peak:
             peak = f"no known peak, so no MFU (models.{self.folder.name}.log.peak_tflops sets one)"
         return (
-            f"{'device':<12}{self._world.size} x {device_name}, {precision}, {peak}\n"
+            f"{'device':<12}{self._world.size} x {device_name(device)}, {precision}, {peak}\n"
             f"{'arithmetic':<12}{self._flops / 1e9:.4g} GFLOP per token ({CONVENTION}: without wpe, full attention, "
             "no recompute)"
         )

@@ -25,18 +25,25 @@ from common.files import REMOVED_IDS, expand_inputs, read_json, removed_ids, sha
 from common.settings import Settings
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from training.trace import Trace
-from workflow.cards.content import read_content
-from workflow.report.funnel import funnel
+from workflow.cards.content import read_content, recount, without_tombstones
+from workflow.report.funnel import Step, funnel
 from workflow.report.models import Model, trained_models
 
 _OPT_OUTS = {"robots", "robots_unreachable", "crawl_delay"} | ROBOTS_REASONS | TDM_REASONS
 
 
 def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
-    """What a run's statistics say about its corpus; `documents` are those left to tokenize, None if not counted."""
+    """What a run says about its corpus; `documents` are those left to tokenize, None if not counted."""
     steps = {step.name: step for step in funnel(run, settings)}
     last = [step for step in table.configured(settings) if step.unit == "documents" and step.file.endswith(".zst")]
     documents = steps.get(last[-1].name) if last else None
+    shards = shard_paths(run / last[-1].folder, settings.shards, ".jsonl.zst") if last else []
+    removed, tokenized = len(removed_ids([run / REMOVED_IDS])), steps.get("merge_index")
+    dataset = tokenized and (tokenized.documents_out, tokenized.tokens)
+    if documents and removed:  # the statistics count them
+        documents = Step(documents.name, documents.unit)
+        documents.add(recount(shards).as_dict())
+        dataset = tokenized and without_tombstones(run / settings.dataset_prefix.relative_to(settings.run))
     kept = documents.kept_by.items() if documents else ()
     read = [steps[name] for name in ("scrape", "ingest") if name in steps]
     paths = (path for step in read for path in table.named(step.name).statistics(run, settings.shards))
@@ -45,10 +52,11 @@ def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
         "settings": settings,
         "steps": steps,
         "documents": documents,
-        "shards": shard_paths(run / last[-1].folder, settings.shards, ".jsonl.zst") if last else [],
+        "shards": shards,
+        "dataset": dataset,
         "languages": sorted((code, found) for (key, code), found in kept if key == "detected_language"),
         "opt_outs": [(reason, count) for step in read for reason, count in step.reasons if reason in _OPT_OUTS],
-        "removed": len(removed_ids([run / REMOVED_IDS])),
+        "removed": removed,
         "fetched": [found for path in paths if (found := read_json(path).get("fetch_dates"))],
     }
 

@@ -8,12 +8,16 @@ that the token at the border of two samples counts once. All together are the `c
 """
 
 from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from corpus.index import suffixed
+from common.files import read_shards
+from common.stats import Stats
+from corpus.index import IndexedDataset, suffixed
 from corpus.index.documents import DocumentTable
 from corpus.index.layout import DOCUMENTS
 from training.trace import Trace
@@ -74,3 +78,17 @@ def read_content(trace: Trace, percent: int = 10, most: int = 10**9) -> Content:
     names = [(named[key][0].domain(named[key][1]), tokens) for key, tokens in shown]
     by_file = sorted(((name, count) for name, count in files.items() if count), key=lambda item: (-item[1], item[0]))
     return Content(trace.consumed * trace.seq_len - removed, names, len(ranked), by_file, crawled)
+
+
+def recount(shards: Iterable[Path]) -> Stats:
+    """Statistics of the documents that the shards have now."""
+    stats = Stats("cards")
+    for document in read_shards(shards):
+        stats.keep(document)
+    return stats
+
+
+def without_tombstones(prefix: Path) -> tuple[int, int]:
+    """The documents of a run's dataset and their tokens, without those that were removed."""
+    left = DocumentTable(prefix).ids != 0
+    return int(left.sum()), int(IndexedDataset(prefix).lengths[left].sum())  # a sequence per document

@@ -21,6 +21,7 @@ from common import cli
 from common.config import load_settings
 from common.console import say
 from common.errors import ToolkitError
+from common.progress import Running
 from workflow.demo.summary import summary
 
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
@@ -93,10 +94,7 @@ def _show_progress(output: IO[str], last: deque[str], logs: Path) -> None:
 
 def _last_line(logs: Path, rule: str) -> str:
     """The last line of a rule's newest log."""
-    found = [*logs.glob(f"{rule}.log"), *logs.glob(f"{rule}/*.log")]
-    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
-    lines = newest.read_text(errors="replace").splitlines() if newest else []
-    return lines[-1].strip() if lines else "running"
+    return Running(rule, 0, 1, [*logs.glob(f"{rule}.log"), *logs.glob(f"{rule}/*.log")]).look()[1] or "running"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -89,6 +89,11 @@ def plain(text: str, width: int = _CHARACTERS) -> str:
     return shorten("".join(c if c.isprintable() else " " for c in text[: 4 * width]), width, placeholder=" …")
 
 
+def source_of(document: Document) -> str:
+    """The URL of a document, or FILE:LINE of own text."""
+    return str(document.get("url") or document.get("origin") or "")
+
+
 def fate(document: Document) -> str:
     """`kept`, or by which step and why a document was dropped."""
     if MARK not in document:
@@ -99,7 +104,7 @@ def fate(document: Document) -> str:
 
 
 def _described(document: Document, before: str | None) -> Iterator[str]:
-    yield f"{document.get('id', '-')}  {plain(str(document.get('url') or ''))}\n  {fate(document)}"
+    yield f"{document.get('id', '-')}  {plain(source_of(document))}\n  {fate(document)}"
     text = document.get("text", before or "")
     if before is None or before == text:
         yield f"  {'' if before is None else 'unchanged: '}{plain(text)}"

@@ -3,13 +3,14 @@
     python -m workflow.provenance.show 302544148050df60 --run results/demo
     python -m workflow.provenance.show https://corner.example/archiv-bei-nacht --run results/demo
 
-A URL, or the id of a document or its beginning. A URL names its shard, and a document of existing text has the shard
-that its id names; other ids are looked for shard by shard. After that, one shard per step is read.
+A URL, the id of a document or its beginning, or of existing text the file (its first document), FILE:LINE, or the end
+of such a path. A URL names its shard, and a document of existing text has the shard that its id names; other ids and
+files are looked for shard by shard. After that, one shard per step is read.
 """
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,16 +39,17 @@ class Found:
     """Documents before it in that file: 0 for the first."""
 
 
-def find(paths: Sequence[Path], name: str) -> Found | None:
-    """The first document whose id begins so; a dropped URL has no id, but one follows from it."""
+def find(paths: Sequence[Path], wanted: Callable[[Document], bool]) -> Found | None:
+    """The first document that is `wanted`."""
     for path in filter(Path.is_file, paths):
         for number, document in enumerate(read_any(path)):
-            if _id(document).startswith(name):
+            if wanted(document):
                 return Found(document, path, number)
     return None
 
 
 def _id(document: Document) -> str:
+    """The id; that of a dropped URL, which has none, follows from the URL."""
     try:
         return str(document.get("id") or document_id(str(document["url"])))
     except ValueError:  # not a URL
@@ -68,11 +70,12 @@ def _url_line(path: Path, name: str) -> int:
     return next((number for number, url in lines if _id({"url": url.decode("utf-8", "replace")}) == name), 0)
 
 
-def locate(run: Path, settings: Settings, wanted: str) -> tuple[str, int]:
-    """The id of a document, and its shard. Raises InputError if no step of the run has seen it."""
+def locate(run: Path, settings: Settings, wanted: str) -> tuple[Document, int]:
+    """A document as the first step had it, and its shard. Raises InputError if no step of the run has seen it."""
     shards: Sequence[int] = range(settings.shards)
-    name = wanted.lower()
-    if "/" in wanted:
+    name, kind = wanted.lower(), "id"
+    if "://" in wanted:
+        kind = "URL"
         try:
             name = document_id(wanted)
         except ValueError as error:
@@ -81,17 +84,32 @@ def locate(run: Path, settings: Settings, wanted: str) -> tuple[str, int]:
         shards = [shard, int(name, 16) % settings.shards]  # of a page, of existing text
     elif re.fullmatch("[0-9a-f]{16}", name):
         shards = sorted(shards, key=lambda shard: shard != int(name, 16) % settings.shards)
+    elif not re.fullmatch("[0-9a-f]{1,15}", name):
+        kind = "file"
+
+    def is_it(document: Document) -> bool:
+        if kind != "file":
+            return _id(document).startswith(name)
+        line, end = f"/{document.get('origin', '')}", f"/{wanted.lstrip('/')}"
+        return line.endswith(end) or line.rpartition(":")[0].endswith(end)
+
     first = [step for step in steps.configured(settings) if step.name in _FIRST]
     for step in reversed(first):  # blacklist last: all shards have the same rejects
         for shard in shards:
-            if found := find(_files(run, step, shard), name):
-                return _id(found.document), shard
-    raise InputError(f"{wanted}: no document of {run} has this {'URL' if '/' in wanted else 'id'}, kept or dropped")
+            if found := find(_files(run, step, shard), is_it):
+                return found.document, shard
+    raise InputError(f"{wanted}: no document of {run} has this {kind}, kept or dropped")
 
 
 def show(run: Path, settings: Settings, wanted: str) -> Iterator[str]:
     """Lines for people: what each step did with a document. Raises InputError if there is none."""
-    name, shard = locate(run, settings, wanted)
+    first, shard = locate(run, settings, wanted)
+    name = _id(first)
+
+    def is_it(document: Document) -> bool:  # two files with the same text have the same id
+        return _id(document) == name and document.get("origin", origin) == origin
+
+    origin = first.get("origin")
     yield f"{name}, shard {shard_name(shard)} of {run}"
     list_path, archive = (run / f"urls/{shard_name(shard)}.txt", run / f"pages/{shard_name(shard)}.warc.gz")
     line = _url_line(list_path, name)
@@ -100,8 +118,8 @@ def show(run: Path, settings: Settings, wanted: str) -> Iterator[str]:
         if step.name == "blacklist" and line:
             yield _row(step.name, f"kept: line {line:,} of {list_path.relative_to(run)}")
         elif step.name == "tokenize" and before is not None:
-            yield from _tokens(run, settings, shard, before)
-        elif step.unit and (found := find(_files(run, step, shard), name)):
+            yield from _tokens(run, settings, shard, before, is_it)
+        elif step.unit and (found := find(_files(run, step, shard), is_it)):
             where = f"document {found.number:,} of {found.path.relative_to(run)}"
             yield _row(step.name, f"{fate(found.document)}; {where}")
             if step.name == "scrape" and archive.is_file():
@@ -124,7 +142,7 @@ def _row(step: str, text: str) -> str:
 def _details(document: Document, before: Found | None) -> Iterator[str]:
     text = document.get("text")
     if before is None:
-        for key in ("url", "final_url", "title", "date", "extractor", "source_id", "meta"):
+        for key in ("url", "final_url", "origin", "title", "date", "extractor", "source_id", "meta"):
             if document.get(key) and (key != "final_url" or document[key] != document["url"]):
                 yield f"{key}: {plain(str(document[key]))}"
     if text is not None and (before is None or before.document["text"] != text):
@@ -132,14 +150,14 @@ def _details(document: Document, before: Found | None) -> Iterator[str]:
         yield f"{old}{len(text):,} characters: {plain(text, 80)}"
 
 
-def _tokens(run: Path, settings: Settings, shard: int, last: Found) -> Iterator[str]:
+def _tokens(run: Path, settings: Settings, shard: int, last: Found, is_it: Callable[[Document], bool]) -> Iterator[str]:
     """Where the tokens of a document are, in its shard and in the dataset, or why it has none."""
     name = shard_name(shard)
     rejects, tokens = run / steps.named("tokenize").rejects.format(shard=name), run / f"tokens/{name}_text_document"
     if not suffixed(tokens, ".idx").is_file():
         yield _row("tokenize", f"not done yet; last seen in {last.path.relative_to(run)}")
         return
-    if found := find([rejects], last.document["id"]):
+    if found := find([rejects], is_it):
         yield _row("tokenize", fate(found.document))
         return
     for step, prefix in (("tokenize", tokens), ("merge_index", run / "dataset/corpus_text_document")):
@@ -167,7 +185,7 @@ def _span(position: int, offset: int, length: int) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("workflow.provenance.show", __doc__)
-    parser.add_argument("document", metavar="ID", help="id, its beginning, or URL")
+    parser.add_argument("document", metavar="ID", help="id, its beginning, URL, or FILE[:LINE]")
     parser.add_argument("--run", type=cli.input_path, required=True, metavar="DIR", help="folder of the run")
     arguments = parser.parse_args(argv)
     config = arguments.run / "config.yaml"

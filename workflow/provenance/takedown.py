@@ -19,7 +19,6 @@ import orjson
 
 from common.errors import InputError, TruncatedError
 from common.files import line_writer, read_json, read_lines, write_json
-from corpus.export import SUFFIXES, remove_rows
 from corpus.scrape.warc import DAMAGED, REQUESTED_HEADER, read_records, write_records
 from corpus.urls.url import document_id
 
@@ -119,10 +118,6 @@ def _archive(path: Path, gone: Gone, output: Path | None) -> int:
     return count
 
 
-def _export(path: Path, gone: Gone, output: Path | None) -> int:
-    return remove_rows(path, gone.ids, output)
-
-
 _json_lines, _list, _text = (
     partial(_lines, is_gone)
     for is_gone in (Gone.has_line, lambda gone, line: gone.has_url(line.decode()), Gone.is_named)
@@ -132,8 +127,6 @@ _json_lines, _list, _text = (
 def editor_of(path: Path) -> Editor | None:
     """The editor of a file; None if files of its kind have no entries."""
     name = path.name
-    if name.endswith(tuple(SUFFIXES.values())):
-        return _export
     if name.endswith((".jsonl.zst", ".journal")):
         return _json_lines
     if name.endswith(".warc.gz"):

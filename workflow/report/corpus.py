@@ -111,8 +111,10 @@ def _hosts(by_name: dict[str, Step]) -> list[Host]:
 
 
 def _kept_by(steps: Sequence[Step]) -> tuple[list[str], list[tuple[str, str, list[int], int]]]:
-    """The table of `Corpus.kept_by`; the last row of a key has all documents that no other row has."""
-    counted = [step for step in steps if step.kept_by]
+    """The table of `Corpus.kept_by`, from clean on; the last row of a key has all documents that no other row has."""
+    names = [step.name for step in steps]  # before clean, most documents have no meta
+    first = names.index("clean") if "clean" in names else 0
+    counted = [step for step in steps[first:] if step.kept_by]
     rows = []
     for key in sorted({key for step in counted for key, _ in step.kept_by} - {"host"}):
         total: Counter[str] = Counter()

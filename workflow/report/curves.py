@@ -97,6 +97,9 @@ def _chart(column: str, caption: str, models: Sequence[Model]) -> Markup:
                 mark = axes.axvline(tokens, color=color, linewidth=1, linestyle=":")
                 mark.set_gid(f"restart-{place}-{count}")
                 titles[f"restart-{place}-{count}"] = f"{model.name}: started again from iteration {iteration:,}"
+        if column == "grad_norm":
+            for limit in sorted({model.experiment.train.clip_grad for model in models if model.experiment}):
+                axes.axhline(limit, color="gray", linewidth=1, linestyle="--", label=f"clipped to {limit:g}")
         axes.set_xlabel(over, fontsize=9)
         axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
         if column == "tokens_per_second":

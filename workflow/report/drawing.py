@@ -16,7 +16,7 @@ class Bar:
     parts: Sequence[tuple[str, float]]
     """(label, length) of each part."""
     breakdown: Sequence[tuple[str, float]] = ()
-    """(label, length) of what the last part is made of: a thin bar of its own, however short that part is."""
+    """(label, length) of what the last part is made of: a thin bar below that part."""
 
     @property
     def length(self) -> float:

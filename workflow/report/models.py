@@ -17,6 +17,7 @@ from common.files import read_json, read_rows, read_text
 from common.settings import Experiment, Settings
 
 Floats = NDArray[np.float64]
+_GAP = 0.3  # nats: the perplexity of new text is a third higher than that of the training text
 _SAMPLE = re.compile(r"^--- (sample \d+, seed \d+)\n", re.MULTILINE)
 _SOURCES = re.compile(r"^--- sources: ", re.MULTILINE)
 
@@ -70,6 +71,8 @@ class Model:
     """Its settings; None if they are of another version."""
     plan: dict[str, Any] | None
     """plan.json: what the training predicted when it started."""
+    card: dict[str, Any] | None
+    """run.json: where it ran last."""
     test: dict[str, Any] | None
     """The loss of the test part, by the trainer."""
     evaluation: dict[str, Any] | None
@@ -103,6 +106,28 @@ class Model:
         return float(losses[-1]) if len(losses) else None
 
     @property
+    def train_loss(self) -> float | None:
+        """The mean training loss of the last log interval."""
+        losses = self.train.values("lm_loss")
+        return float(losses[-1]) if len(losses) else None
+
+    @property
+    def overfitting(self) -> str:
+        """A sentence if the validation loss ended far above the training loss; empty otherwise."""
+        gap = (self.valid_loss or math.nan) - (self.train_loss or math.nan)
+        epochs = f" after {self.epochs:.1f} epochs" if self.epochs else ""
+        text = (
+            f"{self.name}: the validation loss is {gap:.2f} nats above the training loss{epochs}: the model memorizes"
+        )
+        return f"{text} its training text. More text, fewer iterations or dropout help." if gap > _GAP else ""
+
+    @property
+    def hardware(self) -> str:
+        """`2 x NVIDIA H100 on node7`; empty if it is not known."""
+        card = self.card or {}
+        return f"{card['processes']} x {card['device']} on {card['host']}" if "device" in card else ""
+
+    @property
     def seconds(self) -> float | None:
         """Time of the iterations, without validation, saving and starting."""
         return self.seconds_between(0, math.inf) if len(self.train.values("ms_per_iteration")) else None
@@ -132,6 +157,7 @@ def _model(run: Path, folder: Path) -> Model:
         starts=read_rows(folder / "starts.csv"),
         experiment=settings.models.get(name) if settings else None,
         plan=_json(folder / "plan.json"),
+        card=_json(folder / "run.json"),
         test=_json(folder / "test.json"),
         evaluation=_json(steps.result("evaluate", run, name)),
         merged=report,

@@ -12,7 +12,7 @@ from workflow import growing, snakefile
 from common import steps
 from corpus.index import content_of
 from common.files import REMOVED_IDS, find_inputs, sha256, shard_name
-from training.planning.fit import prepare
+from training.model_folder import is_finished
 
 settings = snakefile.read_settings(workflow)
 RUN = settings.run
@@ -97,11 +97,24 @@ def may_fetch():
 
 
 @cache
-def fits(model):
-    """True; ends Snakemake in one line if the model needs more memory or time than it will have.
+def has_tasks(model):
+    """True; ends Snakemake in one line if the evaluation of the model needs a package or tasks that are not there."""
+    if not Path(result("evaluate").format(model=model)).exists():
+        snakefile.check_before_jobs(
+            workflow, lambda: snakefile.check_evaluation(settings)
+        )
+    return True
 
-    Asked when the DAG is built: a laptop builds no corpus for a model that it cannot train.
+
+@cache
+def fits(model):
+    """True; ends Snakemake in one line if the model needs memory, files or packages that it will not have.
+
+    Also if it is finished with other settings. Asked when the DAG is built: a laptop builds no corpus for a model that
+    it cannot train.
     """
-    if not (settings.model_folder(model) / "done.json").exists():
-        snakefile.check_before_jobs(workflow, lambda: prepare(settings, model))
+    snakefile.check_before_jobs(
+        workflow,
+        lambda: is_finished(settings, model) or snakefile.check_model(settings, model),
+    )
     return True

@@ -46,8 +46,7 @@ rule train:
     # Snakemake sets OMP_NUM_THREADS to the cores of the whole job; the ranks divide them among themselves.
     shell:
         "unset OMP_NUM_THREADS; "
-        'python -m cluster.submit --config "$URLS_TO_GPT2_SETTINGS" --model {wildcards.model} --wait '
-        "--terminal 3 3>&2 > {log:q} 2>&1"
+        'python -m cluster.submit --config "$URLS_TO_GPT2_SETTINGS" --model {wildcards.model} --wait > {log:q} 2>&1'
 
 
 rule merge:
@@ -97,7 +96,9 @@ rule evaluate:
     input:
         weights=RUN / "merged/{model}/model.safetensors",
         datasets=lambda wildcards: made_here(
-            f"{source.prefix}.idx" for source in settings.datasets(wildcards.model)
+            f"{source.prefix}.idx"
+            for source in settings.datasets(wildcards.model)
+            if has_tasks(wildcards.model)
         ),
     output:
         result=report(
@@ -186,4 +187,4 @@ for name in settings.models:
         name:
             f"merge_{name}"
         input:
-            expand(result("merge"), model=name),
+            expand([result("train"), result("merge")], model=name),

@@ -1,5 +1,7 @@
+from collections import Counter
 from pathlib import Path
 
+from common.stats import Stats
 from corpus.dedup.__main__ import dedup, main
 from tests.conftest import Command
 from tests.corpus.dedup.test_run import RULES, planted
@@ -49,3 +51,13 @@ def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(tmp
     write_shard(shards[0], read_shard(shards[0])[:1])  # changed meanwhile
     assert_one_line_error(command("corpus.dedup", *arguments), "0000.jsonl.zst")
     assert not (tmp_path / "1" / first.name).exists()
+
+
+def test_without_documents_the_step_that_dropped_them_all_is_named_with_its_reasons(tmp_path: Path) -> None:
+    shard, work = write_shard(tmp_path / "clean/0000.jsonl.zst", []), tmp_path / "dedup/work"
+    Stats("clean", documents_in=3, reasons=Counter(language=2, short=1)).finish(tmp_path / "clean/0000.stats.json")
+    Stats("clean", 9, 9).finish(tmp_path / "clean/0001.stats.json")  # of a configuration with more shards
+    assert called(main, "signatures", "--input", shard, "--work", work).returncode == 0
+    why = f"no documents in 1 shard(s); of 3 in {tmp_path}/clean, all were dropped (2 language, 1 short)"
+    assert_one_line_error(called(main, "bands", "--work", work, "--shards", 1, "--part", "0/1"), why)
+    assert_one_line_error(called(main, "run", "--input", shard, "--output-dir", tmp_path / "dedup"), why)

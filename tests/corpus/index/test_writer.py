@@ -30,7 +30,7 @@ def test_the_bytes_are_those_of_the_format_table(tmp_path: Path) -> None:
     assert (tmp_path / "a.bin").read_bytes() == struct.pack("<4H", 1, 2, 3, 50256)
     data = xxhash.xxh3_64_hexdigest((tmp_path / "a.bin").read_bytes())  # by any program
     checksum = xxhash.xxh3_64_hexdigest(expected + f"50257 50256 {data}".encode())
-    told = {"vocab_size": 50257, "end_of_text": 50256, "bin": data, "checksum": checksum}
+    told = {"vocab_size": 50257, "end_of_text": 50256, "vocabulary": "", "bin": data, "checksum": checksum}
     assert read_json(tmp_path / "a.json") == told
     assert token_dtype(65499) == np.uint16 and token_dtype(65500) == np.int32
 

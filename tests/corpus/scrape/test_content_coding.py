@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from common.errors import PageError
-from corpus.scrape.response import decode_body
+from corpus.scrape.response import decode_body, media_type, unframed
 
 brotlied = partial(brotli.compress, quality=1)
 ENCODERS: Mapping[str, Callable[[bytes], bytes]] = {
@@ -41,8 +41,9 @@ def test_a_large_body_is_decoded_up_to_the_limit_and_a_truncated_one_is_refused(
 def test_a_chain_of_known_codings_is_decoded_from_its_end() -> None:
     chain = zstandard.compress(zlib.compress(gzip.compress(WORDS)))
     assert decode_body(chain, "gzip,deflate , identity, zstd", len(WORDS)) == WORDS
-    for encoding in ("compress", "gzip, sdch", ", ".join(["gzip"] * 6), "gzip;q=1"):
-        refused(gzip.compress(WORDS), encoding, len(WORDS))
+    for encoding in ("none", "UTF-8", "compress, sdch", "gzip;q=1", ""):
+        assert decode_body(WORDS, encoding, len(WORDS)) == WORDS, encoding
+    refused(gzip.compress(WORDS), ", ".join(["gzip"] * 6), len(WORDS))
     for damaged in (WORDS, gzip.compress(WORDS)[:-4] + b"abcd"):
         refused(damaged, "gzip", len(WORDS))
 
@@ -65,3 +66,28 @@ def test_a_bomb_in_any_coding_costs_little_more_than_the_limit() -> None:
             assert tracemalloc.get_traced_memory()[1] < 20_000_000, encoding
         finally:
             tracemalloc.stop()
+
+
+def test_chunks_are_taken_apart_whatever_the_header_calls_them_and_other_bodies_stay_as_they_are() -> None:
+    chunked = b"1;name=value\r\n<\r\n00A \r\n>ten bytes\r\n0\r\n"
+    for header in ("CHUNKED", "gzip, chunked", "identity", "chunked, identity"):
+        for end in (b"\r\n", b"Expires: now\r\nX: y\r\n\r\n", b""):
+            headers = [("transfer-ENCODING", header), ("Content-Encoding", "br")]
+            assert unframed(chunked + end, headers) == (b"<>ten bytes", f"br, {header}")
+    for body in (b"<p>", b"2024\ntext", b"a", b""):
+        assert unframed(body, [("Transfer-Encoding", "chunked")])[0] == body
+    assert unframed(b"5\r\ncut", [("Transfer-Encoding", "chunked")])[0] == b"cut"
+    assert unframed(chunked, [("Content-Type", "text/html")])[0] == chunked
+
+
+def test_the_last_valid_content_type_counts_with_the_charset_of_its_type() -> None:
+    expected = {
+        ("text/html, text/html; charset=utf-8",): ("text/html; charset=utf-8", "text/html"),
+        ("Text/HTML;charset=a", "text/html", "*/*, html"): ("Text/HTML;charset=a", "text/html"),
+        ('text/plain; x="a, text/html"',): ('text/plain; x="a, text/html"', "text/plain"),
+        ("text/html;charset=a, application/pdf",): ("application/pdf", "application/pdf"),
+        ("text/html charset=a",): ("text/html charset=a", "text/html"),
+        ("html",): ("", ""), (): ("", ""),
+    }  # fmt: skip
+    for values, found in expected.items():
+        assert media_type([("CONTENT-type", value) for value in values]) == found, values

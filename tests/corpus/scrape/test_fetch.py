@@ -1,3 +1,4 @@
+import asyncio
 import gzip
 import shutil
 import socket
@@ -11,7 +12,7 @@ import pytest
 from corpus.scrape.response import FetchedPage
 from tests import rude_server as rude
 from tests.corpus.scrape.fetching import HTML, fetch, lookup_at, settings_for
-from tests.rude_server import redirect, reply, rude_server
+from tests.rude_server import Behaviour, redirect, reply, rude_server
 
 PUBLIC: dict[str, Any] = {"contact": "me@mail.example", "obey_robots": False, "retries": 0}
 
@@ -52,6 +53,36 @@ def test_every_rude_response_gives_its_reason_within_its_deadline() -> None:
     assert isinstance(last, FetchedPage), "five redirects, and just as many bytes as are allowed"
     assert last.hops == tuple(f"https://chain.example/{n}" for n in range(2, 6))
     assert (last.requested, last.url) == ("https://chain.example/1", "https://chain.example/6")
+
+
+def test_odd_answers_are_read_as_browsers_read_them_however_their_bytes_arrive() -> None:
+    def arriving(*pieces: bytes) -> Behaviour:
+        async def behave(writer: asyncio.StreamWriter) -> None:
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.02)
+
+        return behave
+
+    page = b"<p>one</p>\r\n\r\n<p>two</p>"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html, text/html; charset=utf-8\r\nContent-Length: 24\r\n"
+    head += b"Connection: close\r\nContent-Encoding: none\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(130))
+    early = b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n"
+    whole = head + b"\r\n" + page + b"too much"
+    chunks = head.replace(b"Content-Length: 24", b"Transfer-Encoding: Chunked") + b"\r\n18\r\n" + page
+    pages = {
+        "together": arriving(whole),
+        "hinted": arriving(early + whole),
+        "head": arriving(head[:-1], b"\n\r", whole[len(head) + 1 :]),
+        "later": arriving(whole[:-8], b"too much"),
+        "chunks": arriving(chunks + b"\r\n0\r\n\r\ntoo much"),
+    }
+    with rude_server({f"{name}.example/": behaviour for name, behaviour in pages.items()}) as server:
+        settings = settings_for(server, obey_robots=False, retries=0)
+        for name, found in zip(pages, fetch(settings, *(f"http://{name}.example/" for name in pages)), strict=True):
+            assert isinstance(found, FetchedPage), (name, found)
+            assert (found.body, found.content_type) == (page, "text/html; charset=utf-8"), name
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import asyncio
+import time
 
 from yarl import URL
 
@@ -44,6 +45,11 @@ def test_rules_for_this_robot_win_over_those_for_all_and_those_for_others_are_ig
 def test_large_files_take_no_longer_than_their_lines_and_are_read_up_to_the_limit_of_the_rfc() -> None:
     lines = [f"User-agent: *{n}" for n in range(12_000)] + [f"Disallow: /{n}" for n in range(12_000)]
     assert allowed("\n".join(lines), "/page")  # Protego would store 144 million rules
+    for pattern in ("/*a{}", "/*{}*b$", "/*.html?*&page={}"):
+        rules = RobotsRules((pattern.format(number), False) for number in range(8000))
+        started = time.process_time()
+        assert all(rules.allows(f"/shop/item-{letter}.html?x=1&page=none") for letter in "abcdefghij")
+        assert not rules.allows("/shop/a7123.html?b&page=7123b") and time.process_time() - started < 0.05, pattern
     head = b"User-agent: *\nDisallow: /early/\n"
     for rule, filler, answer in ((b"Disallow: /late/\n", 1, False), (b"Disallow: /late/\n", 0, True)):
         text = head + b"#" * (500 * 1024 - len(head) - len(rule) - filler) + b"\n" + rule

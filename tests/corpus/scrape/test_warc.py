@@ -2,6 +2,7 @@ import gzip
 import random
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from corpus.scrape.warc import read_pages
 from tests.warc_records import http, record, write_warc
 
 HTML = b"<p>Hello</p>"
+PACKED = gzip.compress(HTML, mtime=0)
 LIMIT = 100_000
 URL = "https://one.example/a"
 
@@ -35,7 +37,10 @@ def test_a_response_without_a_page_has_a_reason_and_other_records_are_skipped(tm
         # Common Crawl stores decoded bodies: today with the original headers renamed, until 2018 as they were
         (URL, http(HTML, X_Crawler_Content_Encoding="gzip", X_Crawler_Transfer_Encoding="chunked")),
         (URL, http(HTML, Content_Encoding="br", Transfer_Encoding="chunked")),
-        (URL, http(b"c\r\n" + HTML + b"\r\n0\r\n\r\n", Transfer_Encoding="Chunked")),
+        (URL, http(b"c\r\n" + HTML + b"\r\n0\r\nX: y\r\n\r\n", Transfer_Encoding="Chunked")),
+        (URL, http(b"%x\r\n%b\r\n0\r\n\r\n" % (len(PACKED), PACKED), Transfer_Encoding="GZIP, chunked")),
+        ("content_type", http(b"\r\n%PDF-1.4")),
+        ("content_type", http(PACKED)),
     ]
     others = [
         record("", b"software: x", kind="warcinfo"),
@@ -102,3 +107,60 @@ def test_a_truncated_file_is_refused_with_the_offset(tmp_path: Path) -> None:
             names(path)
     path.write_bytes(content[:last])
     assert names(path) == [f"https://one.example/{n}" for n in range(4)]
+
+
+URLS = [f"https://one.example/{n}" for n in range(5)]
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\0\0\0skip"
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "plain": bytes,
+    "gzip": partial(gzip.compress, mtime=0),
+    "zstd": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+
+
+@pytest.mark.parametrize("pack", [PACK["gzip"], PACK["zstd"]])
+def test_members_may_begin_anywhere_and_be_empty(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    path, content = tmp_path / "five.warc.packed", b"".join(RECORDS)
+    for size in (1, 500, 1111, 65_280):  # bgzip's
+        members = [pack(content[start : start + size]) for start in range(0, len(content), size)]
+        path.write_bytes(b"".join(members))
+        assert names(path) == URLS
+        path.write_bytes(b"".join(members[:-1]) + members[-1][:-1])
+        with pytest.raises(InputError, match=r"ends inside"):
+            names(path)
+    for between in (pack(b""), SKIPPABLE, SKIPPABLE + pack(b"") * 2 + SKIPPABLE, pack(b"\r\n")):
+        path.write_bytes(between + between.join(map(pack, RECORDS)) + between)
+        assert names(path) == URLS
+    path.write_bytes(b"".join(map(pack, RECORDS)) + bytes(512))
+    assert names(path) == [*URLS, "damaged"]
+
+
+@pytest.mark.parametrize("pack", [*PACK.values(), None])
+def test_a_record_that_cannot_be_read_costs_itself_wherever_it_is(
+    tmp_path: Path, pack: Callable[[bytes], bytes] | None
+) -> None:
+    path, block = tmp_path / "four.warc", http(b"<p>line\n" * 50)
+    bad = [record(URL, block, Content_Length="many"), record(URL, block, Content_Length="60"), RECORDS[4][1:]]
+    for one in (*bad, b"WARC/1.0\r\nWARC-Type: response\r\n\r\n" + block + b"\r\n\r\n"):
+        for place in range(4):
+            records, expected = RECORDS[:3], URLS[:3]
+            records.insert(place, one)
+            expected.insert(place, "damaged")
+            path.write_bytes(b"".join(map(pack, records)) if pack else gzip.compress(b"".join(records)))
+            assert names(path) == expected
+    path.write_bytes((pack or gzip.compress)(bad[2]))
+    with pytest.raises(InputError, match=r"four\.warc: no WARC record inside"):
+        names(path)
+
+
+def test_a_zstd_dictionary_at_the_beginning_holds_for_all_frames(tmp_path: Path) -> None:
+    path, pack = tmp_path / "five.warc.zst", PACK["zstd"]
+    words = zstandard.train_dictionary(1000, [text[at : at + 150] for text in RECORDS for at in range(0, 900, 5)])
+    frames = list(map(zstandard.ZstdCompressor(dict_data=words, write_checksum=True).compress, RECORDS))
+    for content in (words.as_bytes(), pack(words.as_bytes())):
+        first = b"\x5d\x2a\x4d\x18" + len(content).to_bytes(4, "little") + content
+        path.write_bytes(first + b"".join([*frames[:2], frames[2][:-1] + b"?", *frames[3:]]))
+        assert names(path) == [*URLS[:2], "damaged", *URLS[3:]]
+    path.write_bytes(b"".join(frames))
+    with pytest.raises(InputError, match=r"five\.warc\.zst: .*Dictionary"):
+        names(path)

@@ -48,7 +48,12 @@ def test_a_fasttext_model_drops_by_the_probability_of_a_label_and_leaves_it_in_m
     assert details(bad, settings) == {"quality": "good 0"}
     lenient = model.model_copy(update={"least": 0.0})
     assert not details(bad, settings.model_copy(update={"fasttext": [lenient]}))
-    for wrong, message in (({"label": "fine"}, "no label 'fine', but bad, good"), ({"path": tmp_path}, str(tmp_path))):
-        *_, rule = filters(settings.model_copy(update={"fasttext": [model.model_copy(update=wrong)]}))
+    text = tmp_path / "text.bin"
+    text.write_text("the history")
+    for wrong, message in (
+        ({"label": "fine"}, "no label 'fine', but bad, good"),
+        ({"path": text}, "text.bin: no fastText model"), ({"path": tmp_path / "none"}, "none: no such file"),
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
+            *_, rule = filters(settings.model_copy(update={"fasttext": [model.model_copy(update=wrong)]}))
             rule.judge(Text(good))

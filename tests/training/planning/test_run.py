@@ -30,6 +30,9 @@ def folder(tmp_path: Path) -> Path:
     with IndexWriter(tmp_path / "other", np.uint16, Meta(257, 3)) as writer:
         for document in byte_documents(40):
             writer.add_document(np.append(document[:-1], 3))
+    for number in range(2):
+        with IndexWriter(tmp_path / f"trained{number}", np.uint16, Meta(257, 256, f"hash {number}")) as writer:
+            writer.add_documents(np.full(400, 7, np.uint16), np.full(20, 20))
     return tmp_path
 
 
@@ -74,6 +77,7 @@ def test_weights_that_are_rounded_by_a_sample_or_more_are_said(folder: Path, mon
     [
         ([("books", 1), ("short", 1)], {"split": "1,0,0"}, "short: .* 3 tokens in 1 documents"),
         ([("books", 1), ("other", 1)], {}, "books with token 256 and .*other with token 3"),
+        ([("trained0", 1), ("books", 1), ("trained1", 1)], {}, "trained0 and .*trained1 have other merges"),
     ],
 )
 def test_corpora_that_do_not_fit_stop_before_anything_is_computed(

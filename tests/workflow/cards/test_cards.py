@@ -148,5 +148,11 @@ def test_a_run_of_texts_alone_has_a_dataset_card_and_says_what_is_not_known(tmp_
     assert (
         "**Fetched**: not known" in text and "language" not in keys and table["ingest (documents)"] == "3 | 2 | 1 empty"
     )
+    (run / "takedown").mkdir()
+    (run / "takedown/ids.txt").write_text(f"{document(2, '')['id']}\n")
+    write_shard(run / "dedup/0000.jsonl.zst", [document(1, prose(1))])  # the statistics stay
+    assert called("workflow.cards", "--run", run).returncode == 0
+    text = read_card(run / "cards/README.md")[0]
+    assert f"1 documents of text, {size(len(prose(1).encode()))}." in text and "counted them: 1." in text
     shutil.rmtree(run / "dedup")
     assert_one_line_error(called("workflow.cards", "--run", run), "books: has no statistics of documents")

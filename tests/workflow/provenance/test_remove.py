@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import zstandard
 from common.config import load_settings
 from common.errors import ConfigError
 from common.files import read_json
+from corpus.dedup.signatures import identity_of
 from corpus.index import IndexedDataset, IndexWriter, Meta
 from corpus.index.documents import REMOVED, DocumentTable, write_tombstones
 from corpus.scrape.warc import Archive, parse_request, read_records, write_records
@@ -25,6 +27,7 @@ from tests.training.helpers import byte_documents, train_tiny, write_config
 from tests.training.test_train import tensors
 from tests.workflow.pipeline import planned
 from training.trace import Trace
+from workflow.cards.content import without_tombstones
 from workflow.provenance import remove as module
 from workflow.provenance.remove import main
 from workflow.provenance.takedown import Gone, redirected, remove_from
@@ -107,6 +110,8 @@ def test_documents_leave_every_file_and_only_training_and_what_follows_it_run_ag
         changed = np.flatnonzero(then != now)
         assert (changed.min(), changed.max()) == (begin, begin + len(dataset.document(number)) - 2)
         assert DocumentTable(run / prefix)[number][1:3] == (REMOVED, "")
+        left = (dataset.n_documents - 1, len(dataset.tokens) - len(dataset.document(number)))
+        assert without_tombstones(run / prefix) == left
     buried = tuple(f"{prefix}." for prefix in record["datasets"])
     for path in before.keys() & after.keys():
         had = any(name in before[path] for name in names | ids)
@@ -119,26 +124,10 @@ def test_documents_leave_every_file_and_only_training_and_what_follows_it_run_ag
     assert "decoded, they are the text" in called("workflow.provenance.show", other, "--run", run).stdout
 
 
-def test_duplicates_are_named_and_can_be_brought_back_and_exports_lose_their_rows(run: Path, tmp_path: Path) -> None:
-    survivor, *others = (row["id"] for row in cluster(run))
-    displaced = sorted(others)
-    for format in ("jsonl", "parquet"):
-        assert (
-            called("corpus.export", "--input", run / "dedup", "--output-dir", "out", "--format", format).returncode == 0
-        )
-    back = tmp_path / "back.jsonl"
-    arguments = ("--urls", named(run, survivor), "--run", run, "--exports", "out", "--bring-back", back)
-    said = called(main, *arguments, "--yes", "--by", "Ada").stdout
-    assert all(f"{name} " in said and "dropped as its duplicate" in said for name in displaced)
-    assert sorted(row["id"] for row in read_shard(back)) == displaced
-    fresh = Path("fresh")
-    for format in ("jsonl", "parquet"):
-        called("corpus.export", "--input", run / "dedup", "--output-dir", fresh, "--format", format)
-    names = sorted(path.name for path in Path("out").iterdir())
-    assert len(names) == 4
-    assert [Path("out", name).read_bytes() for name in names] == [(fresh / name).read_bytes() for name in names]
-    survivors = read_json(run / "takedown/0001.json")["survivors"]
-    assert survivors == []
+def test_duplicates_that_stay_and_those_that_stay_out_are_named(run: Path) -> None:
+    survivor, *displaced = (row["id"] for row in cluster(run))
+    said = called(main, "--urls", named(run, survivor), "--run", run).stdout
+    assert all(f"\n{name} http" in said for name in displaced) and "dropped as its duplicate" in said
     named_duplicate = called(main, "--urls", named(run, displaced[0]), "--run", run).stdout
     assert f"{survivor}: has the text of one of them" in named_duplicate
 
@@ -215,19 +204,99 @@ def test_removed_documents_never_come_back(tmp_path: Path) -> None:
     assert "page-2" not in (tmp_path / "rejects.jsonl").read_text()
 
 
-def write_run(folder: Path, buried: list[int]) -> Path:
+def write_run(folder: Path, buried: list[int], base: str = "") -> Path:
     """A run with a dataset of documents with URLs, some of them tombstones; returns its configuration's path."""
     config = write_config(folder, {}, {}, {"iterations": 12, "save_interval": 4, "eval_interval": 6})
+    if base:
+        config.write_text(f"{config.read_text()}base: {base}\n")
     prefix = load_settings(config).dataset_prefix
     prefix.parent.mkdir(parents=True, exist_ok=True)
     with IndexWriter(prefix, np.uint16, Meta(257, 256), table=True) as writer:
         assert writer.table is not None
-        for number, tokens in enumerate(byte_documents(60)):
+        for number, tokens in enumerate(byte_documents(100)[60:] if base else byte_documents(60)):
             writer.add_document(tokens)
-            url = f"http://h{number % 5}.example/{number}"
+            url = f"http://h{number % 5}{base}.example/{number}"
             writer.table.add([{"id": document_id(url), "url": url}], "0000")
     write_tombstones(prefix, buried)
     return config
+
+
+def test_removals_from_a_run_and_one_that_grows_it_end_alike_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`base` and `more` leave the base and name the model, `late` does not, `again` does; `own` leaves the other."""
+    model = Path("b/models/tiny")
+
+    def trained(folder: Path, leaving: dict[str, list[int]]) -> None:
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        write_run(Path("a"), leaving["a"])
+        assert train_tiny(write_run(Path("b"), leaving["b"], "a")) == 0
+
+    trained(tmp_path / "made", {"a": [], "b": []})
+    trace = Trace(model)
+    reads = [trace.reads(corpus, range(60)) for corpus in range(2)]
+    first = [dict(zip(*(column[::-1].tolist() for column in found[:2]), strict=True)) for found in reads]
+    leaving = [next(n for n, iteration in first[0].items() if iteration > 8)]
+    leaving += [next(n for n in range(60) if n not in first[0]), next(n for n, i in first[1].items() if 4 < i <= 8)]
+    x, never, z = (trace.tables[n > 1][number] for n, number in enumerate(leaving))
+    write_shard(Path("a/clean/0000.jsonl.zst"), [{"id": row.id, "url": row.url, "text": row.url} for row in (x, never)])
+    work = ("--work", "a/dedup/work")
+    assert called("corpus.dedup", "signatures", "--input", "a/clean/0000.jsonl.zst", *work).returncode == 0
+    signed = identity_of(Path("a/dedup/work/0000.signatures"))
+    for path in ("merged/tiny/config.json", "evaluation/tiny.json"):
+        Path("b", path).parent.mkdir(parents=True)
+        Path("b", path).write_text("{}")
+    removals: dict[str, tuple[str, str, list[object]]] = {
+        "base": ("a", x.url, ["--model", model]),
+        "more": ("a", never.url, ["--model", model]),
+        "late": ("a", x.url, []),
+        "again": ("a", x.url, ["--model", model]),
+        "own": ("b", z.url, []),
+    }
+
+    def end(*order: str) -> dict[str, object]:
+        """What a copy of both runs has after these removals."""
+        folder = tmp_path / "-".join(order)
+        shutil.copytree(tmp_path / "made", folder, ignore=shutil.ignore_patterns("trace"))
+        monkeypatch.chdir(folder)
+        for name in order:
+            run, url, more = removals[name]
+            files = named(folder / "x", url)
+            done = called(main, "--urls", files, "--run", run, *more, "--yes", "--by", "Ada")
+            assert done.returncode == 0, (order, name, done.stderr)
+            if name == "late":
+                refused = called("training.train", "--config", "b/config.yaml", "--model", "tiny")
+                assert_one_line_error(
+                    refused, f"if workflow.provenance.remove changed it, repeat that command with --model {model}"
+                )
+        assert not Path("b/merged/tiny").exists() and not Path("b/evaluation/tiny.json").exists()
+        assert len({path.parent for path in model.glob("withdrawn/*/iter_*")}) == sum(
+            1 for _ in model.glob("withdrawn/*")
+        )
+        assert identity_of(Path("a/dedup/work/0000.signatures")) == signed
+        assert "http" not in "".join(row["url"] for row in read_shard(Path("a/clean/0000.jsonl.zst")))
+        iterations = {path.name: read_json(path / "manifest.json")["content"] for path in model.glob("iter_*")}
+        known = {run: sorted(Path(run, "takedown/ids.txt").read_text().split()) for run in "ab"}
+        return {"iterations": iterations, "known": known, **contents(Path("a/dataset")), **contents(Path("b/dataset"))}
+
+    found = end("base", "more", "own")
+    assert list(found["iterations"]) == ["iter_0000004"]  # type: ignore[call-overload]
+    for order in permutations(["base", "more", "own"]):
+        assert order == ("base", "more", "own") or end(*order) == found, order
+    for late in (["late", "own", "again", "more"], ["own", "late", "more"], ["late", "more", "own"]):
+        assert end(*late) == found, late
+    assert train_tiny(Path("b/config.yaml")) == 0
+    one = tensors(model / "iter_0000012")
+    for run, url, model_of, said in (
+        ("b", trace.tables[0][first[0].popitem()[0]].url, [], "a: b grows it, and it holds some of these documents"),
+        ("b", z.url, ["--model", "../made/b/models/tiny"], "was not trained on data of b"),
+        ("a", x.url, [], "no step has seen"),
+    ):
+        assert_one_line_error(called(main, "--urls", named(tmp_path / "x", url), "--run", run, *model_of), said)
+    trained(tmp_path / "fresh", {"a": leaving[:2], "b": leaving[2:]})
+    other = tensors(model / "iter_0000012")
+    assert all(one[key].equal(other[key]) for key in other)
 
 
 def test_training_goes_on_as_if_the_documents_had_never_been_there(tmp_path: Path) -> None:

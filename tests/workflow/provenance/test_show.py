@@ -3,15 +3,18 @@
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from common.config import load_settings
 from common.errors import InputError
+from common.settings import Settings
 from common.tokenizer import Tokenizer, vocabulary_files
 from corpus.index import IndexedDataset
-from tests.helpers import called, read_shard
+from corpus.ingest import ingest
+from tests.helpers import called, prose, read_shard
 from workflow.provenance import show as module
 from workflow.provenance.sample import read_any
 
@@ -80,7 +83,12 @@ def test_every_dropped_document_and_url_ends_with_its_reason_and_a_url_reads_one
 def test_a_prefix_is_enough_and_what_is_missing_is_named(shown: Show, tmp_path: Path) -> None:
     document = read_shard(shown.run / "dedup/0001.jsonl.zst")[0]
     assert shown(document["id"][:9]) == shown(document["id"]) == shown(document["url"])
-    for wanted, said in (("f" * 16, "has this id"), ("http://no.example/x", "has this URL"), ("a/b", "not a URL")):
+    for wanted, said in (
+        ("f" * 16, "has this id"),
+        ("http://no.example/x", "has this URL"),
+        ("http://[x/", "not a URL"),
+        ("no/a.txt", "has this file"),
+    ):
         with pytest.raises(InputError, match=said):
             shown(wanted)
     shutil.copytree(shown.run, tmp_path / "x", ignore=shutil.ignore_patterns("models", "merged", "*.warc.gz"))
@@ -88,3 +96,25 @@ def test_a_prefix_is_enough_and_what_is_missing_is_named(shown: Show, tmp_path: 
     assert "not done yet; last seen in dedup/0001.jsonl.zst" in Show(tmp_path / "x")(document["id"])
     os.remove(tmp_path / "x/dedup/0001.jsonl.zst")
     assert "not done yet; last seen in clean/0001.jsonl.zst" in Show(tmp_path / "x")(document["id"])
+
+
+def test_own_text_is_found_by_its_file_also_if_another_has_the_same_text(tmp_path: Path) -> None:
+    texts = {"a.txt": prose(1, 90), "b.txt": prose(1, 90), "more/b.txt": prose(2, 90)}
+    for name, text in texts.items():
+        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "texts" / name).write_text(text)
+    run = tmp_path / "x"
+    settings = Settings.model_validate({"run": run, "sources": [{"path": f"{tmp_path}/texts"}], "shards": 2})
+    shards = [run / f"ingest/000{shard}.jsonl.zst" for shard in range(2)]
+    ingest(settings.sources, shards)
+    show = partial(module.show, run, settings)
+    found = {name: "\n".join(show(f"texts/{name}")) for name in texts}
+    for name, text in found.items():
+        assert f"ingest         kept; document {int(name == 'b.txt')} of " in text or name == "more/b.txt"
+        assert f"origin: {tmp_path}/texts/{name}:1" in text
+    assert found["a.txt"][:16] == found["b.txt"][:16] != found["more/b.txt"][:16]
+    assert "\n".join(show("more/b.txt:1")) == "\n".join(show(found["more/b.txt"][:9])) == found["more/b.txt"]
+    assert (
+        f"{found['a.txt'][:16]}  {tmp_path}/texts/a.txt:1\n"
+        in called("workflow.provenance.sample", run / "ingest").stdout
+    )

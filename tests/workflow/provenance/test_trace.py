@@ -171,7 +171,7 @@ def test_data_that_were_made_again_are_refused_and_moved_data_are_named(model: P
     expected = list(Trace(model).step(9))
     for corpus in range(len(Trace(model).prefixes)):
         (tmp_path / f"run{corpus}").rename(tmp_path / f"moved{corpus}")
-    with pytest.raises(InputError, match="name the model's datasets with --data"):
+    with pytest.raises(InputError, match=r"put it back \(workflow.provenance.trace takes --data"):
         Trace(model).reads(0, [1])
     moved = [tmp_path / f"moved{corpus}/dataset/corpus" for corpus in range(len(Trace(model).prefixes))]
     found = list(Trace(model, moved).step(9))

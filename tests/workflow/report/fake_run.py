@@ -12,9 +12,13 @@ from common.stats import Stats
 
 STEPS = {"pages": "scrape", "clean": "clean", "dedup": "dedup", "tokens": "tokenize"}
 REASONS = {"scrape": {"timeout": 3, "http_404": 2}, "clean": {"short": 4}, "dedup": {"near": 5}}
+_SOURCES = {name: {"documents": 45, "bytes": 900} for name in ("a", "b")}
 EXTRA: dict[str, dict[str, Any]] = {
-    "scrape": {"hosts": {f"h{host}.example": {"urls": 5, "ok": 5} for host in range(10)}},
-    "clean": {"languages": {"en": 90, "de": 6}},
+    "scrape": {
+        "hosts": {f"h{host}.example": {"urls": 5, "ok": 5} for host in range(10)},
+        "kept_by": {"host": {"h1.example": {"documents": 5, "bytes": 100}}},
+    },
+    "clean": {"languages": {"en": 90, "de": 6}, "kept_by": {"source": _SOURCES}},
     "tokenize": {
         "tokens": 40_000,
         "token_lengths": {"128": 50, "256": 30, "512": 4, "1024": 1},
@@ -51,6 +55,7 @@ def finished_run(folder: Path, *, shards: int = 2, rows: int = 40, models: tuple
     clusters = {"cluster_sizes": {"1": 300, "2": 4, "9": 1}, "largest_cluster": largest, "near": [*near, [{"id": "s"}]]}
     _write(folder / "dedup/clusters.json", clusters)
     (folder / "config.yaml").write_text(f"run: {folder}\nurls: [urls.txt]\ngenerate: {{prompt: 'Once <upon>'}}\n")
+    _write(folder / "run.json", {"commit": f"{'0123456789' * 4}-dirty"})
     for place, name in enumerate(models):
         _model(folder, name, rows, place)
     return folder
@@ -89,10 +94,11 @@ def _model(folder: Path, name: str, rows: int, place: int) -> None:
     (model / "valid.csv").write_text("\n".join(["iteration,consumed_samples,loss,perplexity", *valid]) + "\n")
     starts = f"iteration,time,processes\n0,{BEGAN + 61},2\n{10 * (rows // 2)},{BEGAN + 90},2\n"
     (model / "starts.csv").write_text(starts)
-    parts = {"weights": 4e7, "gradients": 4e7, "optimizer": 8e7, "activations": 1e8}
+    parts = {"weights": 4e7, "gradients": 4e7, "optimizer": 8e7, "activations": 1e8, "context": 4e8}
     plan = {"text": "layout  one <process>", "layout": "tensor 2", "memory": parts, "memory_bytes": 2.6e8}
     plan["samples_per_epoch"] = 1000
     _write(model / "plan.json", {**plan, "tokens_per_second": 15000.0, "seconds": 100.0})
+    _write(model / "run.json", {"host": "n1", "processes": 2, "device": "CPU"})
     _write(model / "done.json", {"iteration": 10 * rows, "valid_loss": 4.6})
     _write(model / "test.json", {"loss": 4.37, "perplexity": 79.0})
     evaluation = {"loss": 4.51 + place, "perplexity": 90.017, "bits_per_byte": 2.52, "tokens": 14784, "documents": 34}

@@ -27,6 +27,7 @@ def run_folder(folder: Path) -> Path:
     write_json(folder / "dedup/clusters.json", {"cluster_sizes": sizes, "largest_cluster": largest})
     sets = {"lambada": {"hits": 3, "documents": 2, "ngrams": 9, "ignored": 0}}
     figures = Stats("decontaminate", documents_in=12, documents_out=12).as_dict()
+    figures["examples"] = {"binary": [{"origin": "texts/a.txt", "finding": "binary data"}]}  # a file of ingest's
     write_json(folder / "decontaminate/0000.stats.json", {**figures, "evaluation_sets": sets})
     return folder
 
@@ -51,6 +52,7 @@ def test_the_page_shows_them_and_escapes_what_was_scraped(tmp_path: Path) -> Non
         "similarity seen inside it is 0.71",
         "<td>lambada</td><td>3</td><td>2</td>",
         "clean: short",
+        "texts/a.txt (binary data)",
         "<td>source</td><td>&lt;1&gt;</td><td>7</td>",
         "<td>source</td><td>others, or none given</td><td>1</td><td>0</td>",
         "&lt;b&gt;short",
