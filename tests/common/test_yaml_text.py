@@ -13,9 +13,9 @@ MISREAD = ("no", "true", "1:30", "010", "2024-01-01", "1e3", "1_000", ".inf", "=
 def test_text_stays_as_it_was_written_in_files_and_in_overrides(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"run: {text}\nurls: [{text}]\nscrape: {{resolve: {{{text}: {text}}}}}\n")
-    settings = load_settings(path, [f"scrape.contact={text}"])
+    settings = load_settings(path, [f"generate.prompt={text}"])
     assert settings.run == Path(text) and settings.urls == [text]
-    assert settings.scrape.contact == text and settings.scrape.resolve == {text: text}
+    assert settings.generate.prompt == text and settings.scrape.resolve == {text: text}
     (tmp_path / "resolved.yaml").write_text(settings_text(settings))
     assert load_settings(tmp_path / "resolved.yaml") == settings
     assert with_overrides({}, [f"a.b={text}"]) == {"a": {"b": text}}

@@ -268,7 +268,7 @@ def test_removals_from_a_run_and_one_that_grows_it_end_alike_in_any_order(
             if name == "late":
                 refused = called("training.train", "--config", "b/config.yaml", "--model", "tiny")
                 assert_one_line_error(
-                    refused, f"if workflow.provenance.remove changed it, repeat that command with --model {model}"
+                    refused, f"if workflow.provenance.remove changed it, repeat it with --model {model}"
                 )
         assert not Path("b/merged/tiny").exists() and not Path("b/evaluation/tiny.json").exists()
         assert len({path.parent for path in model.glob("withdrawn/*/iter_*")}) == sum(
