@@ -218,20 +218,14 @@ def _near(members: Members, gone: NDArray[np.bool_], survivor: Rows) -> NDArray[
 
 
 def _chains(pairs: Pairs, signatures: Signatures, settings: DedupSettings) -> dict[str, Any]:
-    """How many near duplicates are less similar to their survivor than the threshold: chains join them. Warns of them.
-
-    `pairs` are rows of a near duplicate and its survivor: all, or those with the smallest keys.
-    """
-    by_survivor = pairs[np.argsort(pairs[:, 1], kind="stable"), ::-1]
-    found = [
-        similarities(each, signatures, settings) for each in chunks(by_survivor, signatures, settings.memory_bytes)
-    ]
-    similarity = np.concatenate([np.ones(1), *found])
+    """How many of the pairs of a near duplicate and its survivor are below the threshold: chains. Warns of them."""
+    parts = chunks(pairs[np.argsort(pairs[:, 1], kind="stable"), ::-1], signatures, settings.memory_bytes)
+    similarity = np.concatenate([np.ones(1), *(similarities(part, signatures, settings) for part in parts)])
     count, lowest = int((similarity < settings.threshold).sum()), float(similarity.min())
     if count:
         warn(
             f"{count} of {len(pairs)} near duplicates compared are less similar to their survivor than "
-            f"dedup.threshold, down to {lowest:.2f}: chains of similar documents join them; raise dedup.threshold"
+            f"dedup.threshold, down to {lowest:.2f}: chains join different texts; raise dedup.threshold"
         )
     return {"compared": len(pairs), "below_threshold": count, "lowest_similarity": round(lowest, 4)}
 

@@ -58,10 +58,7 @@ class HtmlPage:
 
     @property
     def visible(self) -> Any:
-        """A copy of the tree for its text: without hidden elements, and with the items of lists in tables as lines.
-
-        trafilatura drops such lists. 4 of 1,790 pages hide their article (a paywall, tabs) and so lose it.
-        """
+        """A copy of the tree without hidden elements, and with lists in tables, which trafilatura drops, as lines."""
         tree = deepcopy(self.tree)
         for hidden in tree.xpath(_HIDDEN):
             hidden.drop_tree()

@@ -65,8 +65,8 @@ def _columns(path: Path, schema: Any, source: SourceSettings) -> list[str]:
     if key not in schema.names:
         raise InputError(f"{path}: no column {key!r}, but {', '.join(schema.names)}; set text_key")
     columns = [name for name in schema.names if name == key or name not in source.skip_keys]
-    if double := next((name for name in columns if columns.count(name) > 1), None):
-        raise InputError(f"{path}: column {double!r} occurs twice; {_CURE}")
+    if double := [name for name in columns if columns.count(name) > 1]:
+        raise InputError(f"{path}: column {double[0]!r} occurs twice; {_CURE}")
     kind = schema.field(key).type
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
@@ -88,11 +88,11 @@ def _rows(path: Path, batches: Iterator[Any], source: SourceSettings, bad: BadLi
             for values in zip(*map(_values, columns), strict=True):
                 number += 1
                 where, row = f"{path}: row {number}", dict(zip(batch.schema.names, values, strict=True))
-                if wrong := next((name for name, value in row.items() if isinstance(value, Exception)), None):
+                if wrong := [name for name, value in row.items() if isinstance(value, Exception)]:
                     bad.lines += 1
-                    bad.add(f"{where}: unreadable value in column {wrong!r} ({row[wrong]}); {_CURE}")
-                    continue
-                yield from read_record(orjson.dumps(row, default=_plain), where, source, bad)
+                    bad.add(f"{where}: unreadable value in column {wrong[0]!r} ({row[wrong[0]]}); {_CURE}")
+                else:
+                    yield from read_record(orjson.dumps(row, default=_plain), where, source, bad)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -103,18 +103,10 @@ def _rows(path: Path, batches: Iterator[Any], source: SourceSettings, bad: BadLi
 
 def _values(column: Any) -> list[Any]:
     """The values of a column; the exception in place of one that Python cannot hold, such as the year 33658."""
-
-    def value(scalar: Any) -> Any:
-        try:
-            return scalar.as_py()
-        except unreadable as error:
-            return error
-
-    unreadable = (ArithmeticError, LookupError, ValueError)
     try:
         return list(column.to_pylist())
-    except unreadable:
-        return [value(scalar) for scalar in column]
+    except (ArithmeticError, LookupError, ValueError) as error:
+        return [error] if len(column) == 1 else [_values(column[row : row + 1])[0] for row in range(len(column))]
 
 
 def _in_microseconds(kind: Any) -> Any:
@@ -129,11 +121,9 @@ def _in_microseconds(kind: Any) -> Any:
         return pa.map_(_in_microseconds(kind.key_type), _in_microseconds(kind.item_type))
     if hasattr(kind, "value_field"):  # a list of some sort
         return pa.list_(_in_microseconds(kind.value_type))
-    if getattr(kind, "unit", "") == "ns":
-        if pa.types.is_timestamp(kind):
-            return pa.timestamp("us", kind.tz)
-        return pa.time64("us") if pa.types.is_time64(kind) else pa.duration("us")
-    return kind
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    return {"time64[ns]": pa.time64("us"), "duration[ns]": pa.duration("us")}.get(str(kind), kind)
 
 
 def _plain(value: Any) -> str:
