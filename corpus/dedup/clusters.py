@@ -126,16 +126,18 @@ def write_clusters(
     sizes: Counter[int] = Counter()
     passes = min(_PASSES, 1 + int(joined.sum()) * _BYTES_PER_MEMBER // settings.memory_bytes)
     largest = np.empty(0, dtype=_MEMBER)
-    near, compared = np.empty((0, 3), dtype=np.uint64), min(_COMPARED, settings.memory_bytes >> 10)  # 250 bytes each
+    near, compared = np.empty((0, 4), dtype=np.uint64), min(_COMPARED, settings.memory_bytes >> 10)  # 250 bytes each
     with write_segments(output, {"documents": signatures.count - signatures.earlier}) as file:
         for members, ids in _spread(signatures, forest, joined, passes, output.parent):
             survivor = _survivors(members, ids, signatures.earlier)
             gone = (survivor != np.arange(len(members))) & (members["row"] >= signatures.earlier)
             assert not gone[survivor].any(), "a survivor is never removed"
-            _, first, count = np.unique(members["root"], return_index=True, return_counts=True)
+            _, first, part, count = np.unique(
+                members["root"], return_index=True, return_inverse=True, return_counts=True
+            )
             later = members["row"][survivor[first]] >= signatures.earlier  # the cluster's survivor is of this corpus
             assert len(members) - gone.sum() == later.sum() + (members["row"] < signatures.earlier).sum()
-            near = np.concatenate([near, _near(members, gone, survivor)])
+            near = np.concatenate([near, _near(members, gone, survivor, count[part])])
             near = near[np.lexsort(near.T[::-1])[:compared]]
             _write_removed(file, members, ids, np.flatnonzero(gone), survivor, signatures)
             sizes.update(count.tolist())
@@ -148,9 +150,8 @@ def write_clusters(
         "edges": edges,
         "cluster_sizes": {str(size): sizes[size] for size in sorted(sizes) if sizes[size]},
     }
-    pairs = near[:, 1:].astype(np.int64)
-    figures["near"] = _describe_near(pairs[:_NEAR].tolist(), signatures, settings)
-    figures["chains"] = _chains(pairs, signatures, settings)
+    figures["near"] = _describe_near(near[:_NEAR, 1:3].tolist(), signatures, settings)
+    figures["chains"] = _chains(near, signatures, settings)
     if len(largest):
         figures["largest_cluster"] = _describe(largest, signatures, settings)
     elif signatures.count > _MANY:
@@ -210,24 +211,25 @@ def _write_removed(
             file.append(shard.path.stem, np.frombuffer(orjson.dumps(list(removed)), dtype=np.uint8))
 
 
-def _near(members: Members, gone: NDArray[np.bool_], survivor: Rows) -> NDArray[np.uint64]:
-    """Key, row and row of the survivor of each near duplicate, shape (near duplicates, 3)."""
+def _near(members: Members, gone: NDArray[np.bool_], survivor: Rows, size: Rows) -> NDArray[np.uint64]:
+    """Key, row, row of the survivor and size of the cluster of each near duplicate, shape (near duplicates, 4)."""
     near = np.flatnonzero(gone & (members["exact"] != members["exact"][survivor]))
-    columns = members["key"][near], members["row"][near], members["row"][survivor[near]]
+    columns = members["key"][near], members["row"][near], members["row"][survivor[near]], size[near]
     return np.stack([column.astype(np.uint64) for column in columns], axis=1)
 
 
-def _chains(pairs: Pairs, signatures: Signatures, settings: DedupSettings) -> dict[str, Any]:
-    """How many of the pairs of a near duplicate and its survivor are below the threshold: chains. Warns of them."""
+def _chains(near: NDArray[np.uint64], signatures: Signatures, settings: DedupSettings) -> dict[str, Any]:
+    """How many near duplicates are less similar to their survivor than the threshold: chains. Warns of them."""
+    pairs = near[near[:, 3] > 2, 1:3].astype(np.int64)  # a cluster of two is a verified pair
     parts = chunks(pairs[np.argsort(pairs[:, 1], kind="stable"), ::-1], signatures, settings.memory_bytes)
     similarity = np.concatenate([np.ones(1), *(similarities(part, signatures, settings) for part in parts)])
     count, lowest = int((similarity < settings.threshold).sum()), float(similarity.min())
     if count:
         warn(
-            f"{count} of {len(pairs)} near duplicates compared are less similar to their survivor than "
+            f"{count} of {len(near)} near duplicates compared are less similar to their survivor than "
             f"dedup.threshold, down to {lowest:.2f}: chains join different texts; raise dedup.threshold"
         )
-    return {"compared": len(pairs), "below_threshold": count, "lowest_similarity": round(lowest, 4)}
+    return {"compared": len(near), "below_threshold": count, "lowest_similarity": round(lowest, 4)}
 
 
 def _describe_near(rows: Sequence[tuple[int, int]], signatures: Signatures, settings: DedupSettings) -> list[Any]:
