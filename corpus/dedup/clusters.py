@@ -132,9 +132,7 @@ def write_clusters(
             survivor = _survivors(members, ids, signatures.earlier)
             gone = (survivor != np.arange(len(members))) & (members["row"] >= signatures.earlier)
             assert not gone[survivor].any(), "a survivor is never removed"
-            _, first, part, count = np.unique(
-                members["root"], return_index=True, return_inverse=True, return_counts=True
-            )
+            _, first, part, count = np.unique(members["root"], True, True, True)  # index, inverse, counts
             later = members["row"][survivor[first]] >= signatures.earlier  # the cluster's survivor is of this corpus
             assert len(members) - gone.sum() == later.sum() + (members["row"] < signatures.earlier).sum()
             near = np.concatenate([near, _near(members, gone, survivor, count[part])])
