@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from benchmarks.harness import Contender, Row, Timed, compare
 from benchmarks.inputs import Article, read_articles
-from common.settings import ScrapeSettings
 
 
 class Score(NamedTuple):
@@ -120,8 +119,8 @@ def measure(arguments: Namespace) -> Iterator[Row]:
     held_out = [article.held_out for article in articles]
     peers = ("trafilatura, fast", "trafilatura", packages_distributions()["newspaper"][0], "tags stripped")
     contenders = [Contender(name, peer, (name, folder)) for name in peers]
-    for names in (["trafilatura"], list[str](ScrapeSettings().extractors), ["resiliparse"]):
-        contenders.append(Contender(f"ours: {', '.join(names)}", ours, (names, folder), bar=1.2))
+    for name in ("trafilatura", "resiliparse"):
+        contenders.append(Contender(f"ours: {name}", ours, ([name], folder), bar=1.2))
     for row in compare("extractor", contenders, arguments.rounds, len(articles), "pages", clock="cpu"):
         scores = [score(article.gold, answer) for article, answer in zip(articles, row["answers"], strict=True)]
         _, precision, recall = overall(scores)

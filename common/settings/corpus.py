@@ -92,11 +92,10 @@ class ScrapeSettings(Section):
     host_failures: PositiveInt = 10
     """Consecutive pages that fail by their host's fault before its other URLs are given up."""
     extractors: Annotated[list[Literal["trafilatura", "newspaper3k", "resiliparse"]], Field(min_length=1)] = [
-        "trafilatura",
-        "resiliparse",
+        "trafilatura"
     ]
-    """HTML extractors, in order; the next one runs if a result is less than half of what resiliparse takes for the main
-    content, and the longest wins. `[newspaper3k]` alone is OpenWebText's recipe, `[resiliparse]` the fast way."""
+    """HTML extractors, in order; the next one runs if one finds no text. `[newspaper3k]` is OpenWebText's recipe,
+    `[resiliparse]` the fast way."""
     extract_timeout: PositiveFloat = 10.0
     """Maximum seconds to extract one page; then its worker is killed."""
     extract_memory_mb: Annotated[int, Field(ge=100)] = 1000

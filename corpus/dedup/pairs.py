@@ -121,7 +121,7 @@ def read_pairs(paths: Sequence[Path], signatures: Signatures, kind: str, block: 
 # ---------------------------------------------------------------------------------------------- phase 3: verify
 
 
-def _chunks(pairs: Pairs, signatures: Signatures, limit: int) -> Iterator[Pairs]:
+def chunks(pairs: Pairs, signatures: Signatures, limit: int) -> Iterator[Pairs]:
     """Split pairs into runs whose texts have at most `limit` bytes together, or that are a single pair."""
     for piece in np.split(pairs, range(_PIECE, len(pairs), _PIECE)):
         rows, index = np.unique(piece, return_inverse=True)
@@ -165,7 +165,7 @@ def write_edges(
         write_segments(output, {"candidates": len(pairs), "signatures": signatures.digest}) as file,
         Meter("dedup verify", "pairs", len(pairs)) as meter,
     ):
-        for chunk in _chunks(pairs, signatures, settings.memory_bytes):
+        for chunk in chunks(pairs, signatures, settings.memory_bytes):
             similarity = similarities(chunk, signatures, settings)
             duplicate = similarity >= settings.threshold
             file.append("edges", chunk[duplicate].ravel())

@@ -1,12 +1,13 @@
-"""HTML to text: extractors are tried in order, and the first good result wins.
+"""HTML to text: extractors are tried in order, and the first that finds text wins.
 
-    found = extract(body, "text/html; charset=utf-8", url, load_extractors(["trafilatura", "resiliparse"]))
+    found = extract(body, "text/html; charset=utf-8", url, load_extractors(["trafilatura"]))
 
 Extractors are pure functions of the page: no network, no clock. `corpus.extract.pool` runs them in processes that can
 be killed. A new extractor is a loader below, an entry in `_LOADERS`, and its name under `ScrapeSettings.extractors`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -21,8 +22,8 @@ _DATE_OPTIONS = {"original_date": True, "extensive_search": False, "max_date": "
 # A tag takes 2 KB and 0.1 ms during extraction, so a page with this many takes 450 MB and exceeds extract_timeout.
 # The largest number among 181 real pages is 3,229.
 MAX_TAGS = 250_000
-# Of resiliparse's text. Fixed on one half of Readability's test pages: F1 .941 -> .961; on the other .920 -> .948
-_MIN_SHARE = 1 / 2
+_HIDDEN = """.//template | .//*[@hidden][not(self::body)] | .//*[@style][not(self::body)]
+  [contains(translate(@style, 'DISPLAYNOE \t\r\n', 'displaynoe'), 'display:none')]"""
 _MIN_LINK_SHARE = 2 / 3  # of a paragraph's letters; 0.5 to 0.9 give the same F1 within 0.001
 
 
@@ -55,19 +56,17 @@ class HtmlPage:
 
         return load_html(self.html)
 
-    @cached_property
-    def second_opinion(self) -> str:
-        """What resiliparse takes for the main content: more than the article, but rarely without it."""
-        from resiliparse.extract.html2text import extract_plain_text
-
-        # F1 .934 on 181 real pages; .898 with comments, the texts of images and the lines of author and date
-        options: dict[str, Any] = {"main_content": True, "alt_texts": False, "comments": False, "post_meta": False}
-        try:
-            return _clean(extract_plain_text(self.html, **options))
-        except MemoryError:
-            raise
-        except Exception:  # a library may fail on a page that others can read
-            return ""
+    @property
+    def visible(self) -> Any:
+        """A copy of the tree without hidden elements, and with lists in tables, which trafilatura drops, as lines."""
+        tree = deepcopy(self.tree)
+        for hidden in tree.xpath(_HIDDEN):
+            hidden.drop_tree()
+        for element in tree.xpath("(.//td | .//th)//*[self::ul or self::ol or self::li]"):
+            if element.tag == "li":
+                element.addnext(tree.makeelement("br"))
+            element.drop_tag()
+        return tree
 
     @property
     def date(self) -> str:
@@ -101,7 +100,7 @@ def _load_trafilatura() -> Extractor:
             return None
         # fast: without trafilatura's fallbacks, which our list of extractors replaces; F1 .962 against .960 with them
         # on 181 real pages, at 1.2 times the speed. All metadata would take a third of the time; we need title and date
-        found = bare_extraction(page.tree, url=page.url, fast=True, include_comments=False)
+        found = bare_extraction(page.visible, url=page.url, fast=True, include_comments=False)
         if found is None or isinstance(found, dict):
             return None
         title = " ".join((examine_meta(page.tree).title or extract_title(page.tree) or "").split())
@@ -112,11 +111,12 @@ def _load_trafilatura() -> Extractor:
 
 
 def _load_newspaper() -> Extractor:
+    from lxml.html import tostring
     from newspaper import Article
 
     def run(page: HtmlPage) -> Extracted | None:
         article = Article(page.url, fetch_images=False)  # otherwise parse() fetches images from the network
-        article.set_html(page.html)
+        article.set_html(page.html if page.tree is None else tostring(page.visible, encoding="unicode"))
         article.parse()
         return Extracted(_clean(article.text), _clean(article.title), page.date, "newspaper3k")
 
@@ -124,14 +124,21 @@ def _load_newspaper() -> Extractor:
 
 
 def _load_resiliparse() -> Extractor:
+    from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.html import HTMLTree
+
+    # F1 .934 on 181 real pages; .898 with comments, the texts of images and the lines of author and date
+    options: dict[str, Any] = {"main_content": True, "alt_texts": False, "comments": False, "post_meta": False}
 
     def run(page: HtmlPage) -> Extracted | None:
         tree = HTMLTree.parse(page.html)
+        for element in tree.body.query_selector_all("[style*=none i]") if tree.body else ():  # it knows the others
+            if "display:none" in "".join(element["style"].lower().split()):
+                element["hidden"] = ""
         # lxml takes longer for the whole page than resiliparse for everything: it gets the head alone
         head = HtmlPage(f"<html>{tree.head.html if tree.head else ''}<body><p></p></body></html>", page.url)
         title = " ".join((tree.title or "").split())
-        return Extracted(page.second_opinion, _clean(title), head.date, "resiliparse")
+        return Extracted(_clean(extract_plain_text(tree, **options)), _clean(title), head.date, "resiliparse")
 
     return run
 
@@ -149,7 +156,7 @@ def load_extractors(names: Sequence[str]) -> list[Extractor]:
 
 
 def extract(body: bytes, content_type: str, url: str, extractors: Sequence[Extractor]) -> Extracted:
-    """Extract the text of a page: the first result that contains the article, else the longest one.
+    """Extract the text of a page with the first extractor that finds any.
 
     Plain text is returned unchanged. Raises MemoryError, and PageError if there is no text: `extract_empty`,
     `extract_error` if an extractor failed, or `too_many_tags`.
@@ -162,7 +169,6 @@ def extract(body: bytes, content_type: str, url: str, extractors: Sequence[Extra
     if html.count("<") > MAX_TAGS:
         raise PageError("too_many_tags")
     page = HtmlPage(html, url)
-    best: Extracted | None = None
     reason = "extract_empty"
     for extractor in extractors:
         try:
@@ -172,25 +178,12 @@ def extract(body: bytes, content_type: str, url: str, extractors: Sequence[Extra
         except Exception:  # a library may fail on a page that the next one can read
             reason = "extract_error"
             continue
-        if found is None or not found.text.strip() or (best is not None and len(found.text) <= len(best.text)):
-            continue
-        best = found
-        if extractor is extractors[-1] or contains_article(best.text, page):
-            break
-    if best is None:
-        raise PageError(reason)
-    return best
+        if found is not None and found.text.strip():
+            return found
+    raise PageError(reason)
 
 
 # ------------------------------------------------------------------------------------------------ quality
-
-# Both checks compare a text with the parsed page, independently of site and language. The figures are F1 on the
-# held-out half of the benchmark's pages, and on 990 other annotated pages.
-
-
-def contains_article(text: str, page: HtmlPage) -> bool:
-    """False if a text is less than half as long as resiliparse's: the article is elsewhere on the page."""
-    return len(text) >= _MIN_SHARE * len(page.second_opinion)
 
 
 def without_boilerplate(text: str, title: str, tree: Any) -> str:

@@ -18,6 +18,7 @@ from corpus.sources.records import read_record
 
 _ROWS = 256  # converted at a time
 _BUFFER = 1 << 20  # bytes of a column read at a time
+_CURE = "create the file again, or name the column under skip_keys"
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # the last message of a stream
 
 
@@ -57,19 +58,22 @@ def _arrow_batches(path: Path, source: SourceSettings) -> Iterator[Any]:
 
 
 def _columns(path: Path, schema: Any, source: SourceSettings) -> list[str]:
-    """The columns to read. Raises InputError if the text's is missing, or holds no strings."""
+    """The columns to read. Raises InputError if one occurs twice, and if the text's is missing or holds no strings."""
     import pyarrow.types as types
 
     key = source.text_key
     if key not in schema.names:
         raise InputError(f"{path}: no column {key!r}, but {', '.join(schema.names)}; set text_key")
+    columns = [name for name in schema.names if name == key or name not in source.skip_keys]
+    if double := [name for name in columns if columns.count(name) > 1]:
+        raise InputError(f"{path}: column {double[0]!r} occurs twice; {_CURE}")
     kind = schema.field(key).type
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise InputError(
             f"{path}: column {key!r} holds {kind}, no strings; set text_key to one of {', '.join(schema.names)}"
         )
-    return [name for name in schema.names if name == key or name not in source.skip_keys]
+    return columns
 
 
 def _rows(path: Path, batches: Iterator[Any], source: SourceSettings, bad: BadLines) -> Iterator[Document]:
@@ -80,9 +84,15 @@ def _rows(path: Path, batches: Iterator[Any], source: SourceSettings, bad: BadLi
     number = 0
     try:
         for batch in batches:
-            for row in _without_nanoseconds(batch).to_pylist():
+            columns = [column.cast(_in_microseconds(column.type), safe=False) for column in batch.columns]
+            for values in zip(*map(_values, columns), strict=True):
                 number += 1
-                yield from read_record(orjson.dumps(row, default=_plain), f"{path}: row {number}", source, bad)
+                where, row = f"{path}: row {number}", dict(zip(batch.schema.names, values, strict=True))
+                if wrong := [name for name, value in row.items() if isinstance(value, Exception)]:
+                    bad.lines += 1
+                    bad.add(f"{where}: unreadable value in column {wrong[0]!r} ({row[wrong[0]]}); {_CURE}")
+                else:
+                    yield from read_record(orjson.dumps(row, default=_plain), where, source, bad)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -91,20 +101,29 @@ def _rows(path: Path, batches: Iterator[Any], source: SourceSettings, bad: BadLi
         ) from None
 
 
-def _without_nanoseconds(batch: Any) -> Any:
-    """The batch with times in microseconds, which Python has."""
+def _values(column: Any) -> list[Any]:
+    """The values of a column; the exception in place of one that Python cannot hold, such as the year 33658."""
+    try:
+        return list(column.to_pylist())
+    except (ArithmeticError, LookupError, ValueError) as error:
+        return [error] if len(column) == 1 else [_values(column[row : row + 1])[0] for row in range(len(column))]
+
+
+def _in_microseconds(kind: Any) -> Any:
+    """The type with times in microseconds, which Python has, at any depth, and without dictionaries."""
     import pyarrow as pa
 
-    for index, field in enumerate(batch.schema):
-        kind = field.type
-        if getattr(kind, "unit", "") == "ns":
-            zone = {"tz": kind.tz} if pa.types.is_timestamp(kind) else {}
-            target = {"timestamp": pa.timestamp, "time64": pa.time64, "duration": pa.duration}[
-                str(kind).partition("[")[0]
-            ]
-            column = batch.column(index).cast(target("us", **zone), safe=False)
-            batch = batch.set_column(index, field.name, column)
-    return batch
+    if pa.types.is_dictionary(kind):
+        return _in_microseconds(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind.fields])
+    if pa.types.is_map(kind):
+        return pa.map_(_in_microseconds(kind.key_type), _in_microseconds(kind.item_type))
+    if hasattr(kind, "value_field"):  # a list of some sort
+        return pa.list_(_in_microseconds(kind.value_type))
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    return {"time64[ns]": pa.time64("us"), "duration[ns]": pa.duration("us")}.get(str(kind), kind)
 
 
 def _plain(value: Any) -> str:

@@ -83,6 +83,26 @@ def test_some_near_duplicates_are_shown_beside_their_survivors_whatever_the_shar
         assert dropped["text"] in texts[dropped["id"]] and survivor["text"] in texts[survivor["id"]]
 
 
+def test_near_duplicates_less_similar_to_their_survivor_than_the_threshold_are_counted_and_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = prose(4, 500).split()
+    chain = [" ".join(words[start : start + 200]) for start in range(0, 300, 20)]
+    documents = [document(number, text) for number, text in enumerate(chain)]
+    texts = {one["id"]: shingles(one["text"], RULES) for one in documents}
+    shards = [write_shard(tmp_path / f"{n}.jsonl.zst", documents[n::2]) for n in range(2)]
+    figures = dedup(shards, tmp_path / "out", RULES).extra
+    removed = [one for path in shards for one in read_rejects(tmp_path / "out/removed" / path.name)]
+    similarity = [jaccard(texts[one["id"]], texts[one["survivor"]]) for one in removed]
+    far = sum(each < RULES.threshold for each in similarity)
+    assert figures["chains"] == {
+        "compared": len(removed), "below_threshold": far, "lowest_similarity": round(min(similarity), 4)
+    }  # fmt: skip
+    assert far >= 5 and f"{far} of {len(removed)} near duplicates compared are less similar" in capsys.readouterr().err
+    assert dedup([write_shard(tmp_path / "pair.jsonl.zst", documents[:2])], tmp_path / "pair", RULES).reasons["near"]
+    assert not capsys.readouterr().err
+
+
 def test_bytes_do_not_depend_on_workers_or_pythons_hash_seed(tmp_path: Path) -> None:
     source = write_shard(tmp_path / "in.jsonl.zst", planted(3))
     command = [sys.executable, "-m", "corpus.dedup", "run", "--input", source, "--workers", "2", "--output-dir"]

@@ -6,9 +6,6 @@ from trafilatura import load_html
 
 from common.settings import ScrapeSettings
 from corpus.extract.extractors import (
-    Extracted,
-    HtmlPage,
-    contains_article,
     extract,
     load_extractors,
     without_boilerplate,
@@ -18,7 +15,7 @@ from tests.helpers import prose
 SENTENCES = [prose(seed, 40) for seed in range(12)]  # of 200 characters or so each
 MENU = "".join(f'<li><a href="/{n}">{name}</a></li>' for n, name in enumerate("Home News Sport Weather".split()))
 POINTER = '<p>Read more: <a href="/other">Another story that you may like even better</a></p>'
-NOISE = ("Weather", "Another story", "All rights reserved", "cookies", "First comment")
+NOISE = ("Weather", "Another story", "All rights reserved", "cookies", "First comment", "Unseen")
 HEADLINE = "A headline of its own"
 
 
@@ -35,25 +32,6 @@ def paragraphs(*numbers: int) -> str:
 
 def tree(body: str) -> Any:
     return load_html(page(body))
-
-
-def test_a_result_that_is_half_as_long_as_the_second_opinion_is_enough_for_a_page() -> None:
-    parsed = HtmlPage(page(f"<article>{paragraphs(*range(6))}</article>"), "https://daily.example/a")
-    assert parsed.second_opinion.count("\n") <= 12 and SENTENCES[5] in parsed.second_opinion
-    half = -(-len(parsed.second_opinion) // 2)
-    assert contains_article("x" * half, parsed) and not contains_article("x" * (half - 1), parsed)
-
-
-def test_where_the_first_extractor_finds_a_teaser_the_second_opinion_is_taken() -> None:
-    body = "".join(f"<div><section><div>{text}</div></section></div>" for text in SENTENCES)
-    html = page(f'<div class="content">{body}</div>').encode()
-
-    def teaser(found: HtmlPage) -> Extracted:
-        return Extracted(SENTENCES[0], HEADLINE, "", "teaser")
-
-    (resiliparse,) = load_extractors(["resiliparse"])
-    found = extract(html, "text/html", "https://daily.example/a", [teaser, resiliparse])
-    assert found.extractor == "resiliparse" and all(text in found.text for text in SENTENCES)
 
 
 def test_a_paragraph_that_is_mostly_a_link_is_removed_and_one_with_links_is_kept() -> None:
@@ -74,13 +52,17 @@ def test_a_paragraph_that_is_mostly_a_link_is_removed_and_one_with_links_is_kept
         assert without_boilerplate(f"{start}\n{plain[1]}", "", body) == kept
 
 
+MORE = f"<div class='entry'><h2>Another story</h2>{paragraphs(*range(4, 8))}</div>" * 14
 LAYOUTS = {
     "blog with comments": f"""<article class="post"><header><h1>{HEADLINE}</h1></header>
 <div class="entry-content">{paragraphs(0, 1, 2)}{POINTER}{paragraphs(3)}</div></article>
 <section id="comments"><ol><li class='comment'><p>First comment. {SENTENCES[4]}</p></li></ol></section>""",
     "documentation": f"""<div class="document"><main role="main"><h1>{HEADLINE}</h1>{paragraphs(0)}
+<div hidden><p>Unseen. {SENTENCES[4]}</p></div><template><p>Unseen. {SENTENCES[5]}</p></template>
 <h2>Installing it</h2>{paragraphs(1)}<pre><code>def main():\n    return 42</code></pre><h2>Using it</h2>
 {paragraphs(2, 3)}</main></div>""",
+    "other stories below": f"""<main><article class='article-content'>{paragraphs(0, 1, 2, 3)}</article>
+<div class='more-stories'>{MORE}</div></main>""",
 }
 
 
@@ -93,3 +75,11 @@ def test_the_default_extractors_keep_the_article_of_every_layout_and_nothing_els
     assert not [noise for noise in NOISE if noise in found.text]
     assert HEADLINE in found.title and HEADLINE not in found.text
     assert ("\n    return 42\n" in found.text) is (layout == "documentation")
+
+
+def test_lists_in_tables_survive() -> None:
+    hours = """<table><tr><th>Day</th><th>Open</th></tr><tr><td>Monday <ul><li>10 to 12 <i>AM</i></li><li>
+<a href="/later">2 to 8 PM</a></li></ul> as always</td><td>yes</td></tr></table>"""
+    html = page(f"<article>{paragraphs(0, 1)}{hours}{paragraphs(2, 3)}</article>").encode()
+    text = extract(html, "text/html", "https://daily.example/a", load_extractors(["trafilatura"])).text
+    assert "| Monday 10 to 12 AM 2 to 8 PM as always | yes |" in text

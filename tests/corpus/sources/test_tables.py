@@ -81,9 +81,44 @@ def test_a_column_that_does_not_fit_and_a_damaged_file_are_one_line(
     assert not list(tmp_path.glob("new/*"))
 
 
+@FORMATS
+def test_what_python_cannot_hold_is_a_bad_line_and_a_doubled_column_is_refused(tmp_path: Path, kind: str) -> None:
+    far, time = pa.array([10**18, 0], pa.timestamp("us")), pa.array([1577934245000006789, None], pa.timestamp("ns"))
+    ends, texts = pa.array([0, 1, 2], pa.int32()), pa.array(["One.", "Two."])
+    unreadable = {
+        "time": far, "day": pa.array([10**8, 0], pa.date32()), "list": pa.ListArray.from_arrays(ends, far),
+        "zone": pa.array([0, None], pa.timestamp("us", "Mars/Phobos")),
+        "bytes": pa.array([b"\xff", b""]).view(pa.string()),
+    }  # fmt: skip
+    for name, column in unreadable.items():
+        path = write(named(tmp_path, kind), pa.table({"text": texts, name: column}), rows=1)
+        assert [one["text"] for one in take(tmp_path, path, max_bad_share=0.5)] == ["Two."]
+        with pytest.raises(InputError, match=rf"row 1: unreadable value in column '{name}' .* skip_keys; 1 of 2"):
+            take(tmp_path / "new", path)
+        assert len(take(tmp_path, path, skip_keys=[name])) == 2
+    deep = {
+        "list": pa.ListArray.from_arrays(ends, time), "struct": pa.StructArray.from_arrays([time], ["a"]),
+        "map": pa.MapArray.from_arrays(ends, ["a", "b"], time), "dict": time.dictionary_encode(),
+        "price": pa.array([[decimal.Decimal("1.50")], None]), "same": pa.array([1, 1]).dictionary_encode(),
+    }  # fmt: skip
+    ours, *_ = take(tmp_path, write(named(tmp_path, kind), pa.table({"text": texts, **deep})))
+    iso = "2020-01-02T03:04:05.000006"
+    assert ours["meta"] == {
+        "list": [iso], "struct": {"a": iso}, "map": [["a", iso]], "dict": iso, "price": ["1.50"], "same": 1
+    }  # fmt: skip
+    for names in (["text", "text"], ["text", "x", "x"]):
+        path = write(named(tmp_path, kind), pa.Table.from_arrays([texts] * len(names), names=names))
+        with pytest.raises(InputError, match=rf"a\.\w+: column '{names[-1]}' occurs twice; create .* skip_keys"):
+            take(tmp_path / "new", path)
+    assert len(take(tmp_path, path, skip_keys=["x"])) == 2
+
+
 def test_files_without_rows_row_groups_or_bytes(tmp_path: Path) -> None:
     empty = pa.table({"text": pa.array([], pa.string())})
-    full = write(tmp_path / "full.parquet", pa.table({"text": ["One."]}))
+    full = tmp_path / "full.parquet"
+    with pq.ParquetWriter(full, empty.schema) as groups:
+        for table in (empty, pa.table({"text": ["One."]}), empty):
+            groups.write_table(table)
     paths = [write(tmp_path / name, empty) for name in ("a.parquet", "b.arrow", "c.feather")]
     pq.ParquetWriter(tmp_path / "groups.parquet", empty.schema).close()
     assert [one["text"] for one in take(tmp_path, *paths, tmp_path / "groups.parquet", full)] == ["One."]
