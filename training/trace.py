@@ -130,8 +130,8 @@ class Trace:
             if read_json(folder / "manifest.json")["data"] != Blend(parts, self.blend.weights).identity:
                 where = " and ".join(map(str, self.prefixes))
                 raise InputError(
-                    f"{folder}: was trained on other data than {where} holds now; restore them (workflow.provenance.trace takes "
-                    f"--data, if they moved), or move {self.folder} out of its run"
+                    f"{folder}: was trained on other data than {where} holds now; restore them "
+                    f"(workflow.provenance.trace takes --data, if they moved), or move {self.folder} out of its run"
                 )
         return parts
 
