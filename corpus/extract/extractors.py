@@ -6,6 +6,7 @@ Extractors are pure functions of the page: no network, no clock. `corpus.extract
 be killed. A new extractor is a loader below, an entry in `_LOADERS`, and its name under `ScrapeSettings.extractors`.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ _DATE_OPTIONS = {"original_date": True, "extensive_search": False, "max_date": "
 MAX_TAGS = 250_000
 _HIDDEN = """.//template | .//*[@hidden][not(self::body)] | .//*[@style][not(self::body)]
   [contains(translate(@style, 'DISPLAYNOE \t\r\n', 'displaynoe'), 'display:none')]"""
+_PARAGRAPH = re.compile(r"<(p|div|br|h[1-6]|li|td|pre)\b", re.IGNORECASE)
 _MIN_LINK_SHARE = 2 / 3  # of a paragraph's letters; 0.5 to 0.9 give the same F1 within 0.001
 
 
@@ -51,10 +53,14 @@ class HtmlPage:
 
     @cached_property
     def tree(self) -> Any:
-        """The page parsed by lxml, shared by all extractors, which must not change it; None if it is not HTML."""
+        """The page parsed by lxml, shared by all extractors, which must not change it; None if it is not HTML.
+
+        load_html refuses a body that begins without <html>, which HTML allows.
+        """
         from trafilatura import load_html
 
-        return load_html(self.html)
+        tree = load_html(self.html)
+        return load_html(f"<html>{self.html}") if tree is None and _PARAGRAPH.search(self.html) else tree
 
     @property
     def visible(self) -> Any:

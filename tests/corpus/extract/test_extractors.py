@@ -29,6 +29,8 @@ def test_each_extractor_finds_the_article_without_its_surroundings_and_does_not_
         assert noise not in found.text
     partial = html.replace("2019-01-10", "May 2019")  # a date is never completed from today's
     assert extract(partial.encode(), "text/html", URL, extractors).date in ("", "2019-05-01")
+    bare = extract(f"<p>{paragraphs[0]}".encode(), "text/html", URL, extractors)
+    assert bare.text == paragraphs[0], "a body may begin without <html>"
     page = HtmlPage(html, URL)
     before = tostring(page.tree)
     assert extractors[0](page) == extractors[0](page) == found and tostring(page.tree) == before
