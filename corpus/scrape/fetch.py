@@ -15,9 +15,9 @@ from yarl import URL
 from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.scrape.network import NO_RESPONSE, AddressOverrides, open_session
-from corpus.scrape.opt_outs import TDMREP_PATH, TdmRules, judged_by_headers, parse_tdmrep, reserves
+from corpus.scrape.opt_outs import TDMREP_PATH, judged_by_headers, parse_tdmrep, reserves
 from corpus.scrape.response import PAGE_TYPES, FetchedPage, read_response, to_page_error
-from corpus.scrape.robots import RobotsRules, fetch_file, fetch_robots
+from corpus.scrape.robots import RobotsRules, RuleIndex, fetch_file, fetch_robots
 from corpus.urls.hosts import is_private_host, registered_domain
 from corpus.urls.rules import UrlRules
 from corpus.urls.url import Url, parse_url
@@ -39,7 +39,7 @@ class _HostState:
     robots: dict[str, RobotsRules | str] = field(default_factory=dict)
     """Rules by origin (scheme, host, port), or the reason why nothing of that origin may be fetched."""
     tdmrep_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    tdmrep: dict[str, TdmRules | str] = field(default_factory=dict)
+    tdmrep: dict[str, RuleIndex | str] = field(default_factory=dict)
     """Rules of tdmrep.json by origin, or the reason why they cannot be known."""
     response_count: int = 0
 
@@ -182,7 +182,7 @@ class Fetcher:
             raise error
         return replace(page, reserved_by="tdmrep") if reserves(rules, sent.raw_path_qs) else page
 
-    async def _fetch_tdmrep(self, origin: str) -> TdmRules | str:
+    async def _fetch_tdmrep(self, origin: str) -> RuleIndex | str:
         """The rules of an origin, or why they are unknown. None without the file (4xx), or if robots.txt forbids it."""
         url = parse_url(origin + TDMREP_PATH)
         try:
@@ -191,7 +191,7 @@ class Fetcher:
             found = await fetch_file(url.text, self._request_file)
         except PageError as error:  # of robots.txt
             found = None if error.reason == "robots" else error.reason
-        return found if isinstance(found, str) else parse_tdmrep(found or b"")
+        return found if isinstance(found, str) else await asyncio.to_thread(parse_tdmrep, found or b"")
 
     # ---------------------------------------------------------------------------------------------- requests
 

@@ -10,7 +10,7 @@ TDMRep, "Processing priority"); of two values in one place, the one that reserve
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import orjson
@@ -19,18 +19,15 @@ import turbohtml
 from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.scrape.response import FetchedPage
-from corpus.scrape.robots import pattern_matches
+from corpus.scrape.robots import Rule, RuleIndex, make_rule
 
 TDMREP_PATH = "/.well-known/tdmrep.json"
 ROBOTS_REASONS = frozenset({"x_robots_tag", "meta_robots"})
 TDM_REASONS = frozenset({"tdm_header", "tdm_meta", "tdmrep", "tdmrep_unreachable"})
-_MAX_BYTES = 500 * 1024  # of a tdmrep.json, as of a robots.txt: its rules are tried one by one
+_MAX_BYTES = 500 * 1024  # of a tdmrep.json, as of a robots.txt
 _VALUED = frozenset({"unavailable_after", "max-snippet", "max-image-preview", "max-video-preview"})
 _ROBOT = re.compile(r"(?=.*[a-z])([\w.-]+)(?:/\S*)?|\*")  # the hour of a date is no robot
 _WORD = re.compile(r"[a-z][a-z_-]*")
-
-TdmRules = Sequence[tuple[str, bool]]
-"""(location, whether it is reserved): the first location that matches counts."""
 
 
 def _opts_out(value: str, settings: ScrapeSettings) -> bool:
@@ -69,23 +66,23 @@ def judged_by_headers(page: FetchedPage, settings: ScrapeSettings) -> FetchedPag
     return page if reserved is None else replace(page, reserved_by="tdm_header" if reserved else "")
 
 
-def parse_tdmrep(body: bytes) -> TdmRules:
-    """The rules of a tdmrep.json; none if it is not a list in JSON, such as a page that says "not found"."""
+def parse_tdmrep(body: bytes) -> RuleIndex:
+    """The rules of a tdmrep.json: the first location that matches counts. None in what is no list in JSON."""
     try:
         found = orjson.loads(body.removeprefix(b"\xef\xbb\xbf")) if len(body) <= _MAX_BYTES else None
     except orjson.JSONDecodeError:
         found = None
-    rules = []
+    rules: list[Rule] = []
     for rule in found if isinstance(found, list) else []:
         if isinstance(rule, dict) and isinstance(location := rule.get("location"), str) and location.strip():
             reserved = _reserved([rule.get("tdm-reservation")])
-            rules += [] if reserved is None else [(location.strip(), reserved)]
-    return rules
+            rules += [] if reserved is None else [make_rule(-len(rules), not reserved, location.strip())]
+    return RuleIndex(rules)
 
 
-def reserves(rules: TdmRules, path: str) -> bool:
+def reserves(rules: RuleIndex, path: str) -> bool:
     """Whether a tdmrep.json reserves a path with its query, as sent."""
-    return next((reserved for location, reserved in rules if pattern_matches(location, path)), False)
+    return not rules.decide(path)
 
 
 def meta_opt_out(html: str, settings: ScrapeSettings, reserved_by: str) -> str:

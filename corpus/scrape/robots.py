@@ -13,7 +13,7 @@ import asyncio
 import codecs
 import re
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -37,15 +37,43 @@ _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})?")
 _EQUIVALENT = "!&'()+,;=:@~"  # equivalent to their escapes, like letters, digits and -._
 
 
-class _Rule(NamedTuple):
-    """A pattern: the longest one that matches decides, and of two equal ones the one that allows."""
+class Rule(NamedTuple):
+    """A pattern and what it decides: of those that match, the one with the highest rank, or of equal ones `allow`."""
 
-    length: int
+    rank: int
     allow: bool
     parts: list[str]
-    """The pattern, split at each `*`."""
+    """The normalised pattern, split at each `*`."""
     to_end: bool
     """Whether the pattern ends with `$`."""
+
+
+class RuleIndex:
+    """Finds the rule that decides about a path, by the rarest of the strings that a path must contain to match it.
+
+    So of 24,000 rules few are tried.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        counts = Counter(gram for rule in rules for gram in _grams(rule.parts))
+        self._rules: defaultdict[str, list[Rule]] = defaultdict(list)
+        for rule in rules:
+            rarest = min(_grams(rule.parts), key=lambda gram: (not gram, counts[gram], -len(gram)))
+            self._rules[rarest].append(rule)
+        self._lengths = {len(gram) for gram in self._rules}
+
+    def decide(self, path: str) -> bool:
+        """Whether a path with its query is allowed; True if no rule matches."""
+        path = _normalize(path)
+        contained = {path[at : at + size] for size in self._lengths for at in range(len(path) - size + 1)}
+        candidates = (rule for gram in self._rules.keys() & contained for rule in self._rules[gram])
+        matching = (rule for rule in candidates if _matches(rule.parts, path, rule.to_end))
+        return max(matching, default=Rule(0, True, [], False)).allow
+
+
+def make_rule(rank: int, allow: bool, pattern: str) -> Rule:
+    """The rule of a pattern with `*` and `$`, as written."""
+    return Rule(rank, allow, _normalize(pattern.removesuffix("$"), "*").split("*"), pattern.endswith("$"))
 
 
 class RobotsRules:
@@ -60,38 +88,18 @@ class RobotsRules:
             patterns.add((text, allow))
             if allow and text.endswith("/index.html"):  # as in Google's parser, this also allows the folder
                 patterns.add((text.removesuffix("index.html") + "$", allow))
-        found = [
-            _Rule(len(text), allow, text.removesuffix("$").split("*"), text.endswith("$"))
-            for text, allow in patterns
-            if text
-        ]
-        counts = Counter(gram for rule in found for gram in _grams(rule.parts))
-        self._rules: defaultdict[str, list[_Rule]] = defaultdict(list)
-        """By the rarest of the strings that a path must contain to match: of 24,000 rules, few need to be tried."""
-        for rule in found:
-            rarest = min(_grams(rule.parts), key=lambda gram: (not gram, counts[gram], -len(gram)))
-            self._rules[rarest].append(rule)
-        self._lengths = {len(gram) for gram in self._rules}
+        self._rules = RuleIndex([make_rule(len(text), allow, text) for text, allow in patterns if text])
 
     def allows(self, path: str) -> bool:
         """Whether a path with its query may be fetched. /robots.txt itself always may."""
         if path.partition("?")[0] == "/robots.txt":
             return True
-        path = _normalize(path)
-        contained = {path[at : at + size] for size in self._lengths for at in range(len(path) - size + 1)}
-        candidates = (rule for gram in self._rules.keys() & contained for rule in self._rules[gram])
-        matching = (rule for rule in candidates if _matches(rule.parts, path, rule.to_end))
-        return max(matching, default=_Rule(0, True, [], False)).allow
+        return self._rules.decide(path)
 
 
 def _grams(parts: list[str]) -> list[str]:
     """Strings that a path contains if it matches these parts: all of 6 characters, and shorter parts as they are."""
     return [part[at : at + _GRAM] for part in parts for at in range(max(1, len(part) - _GRAM + 1))]
-
-
-def pattern_matches(pattern: str, path: str) -> bool:
-    """Whether a pattern with `*` and `$` matches a path with its query, both as written."""
-    return _matches(_normalize(pattern.removesuffix("$"), "*").split("*"), _normalize(path), pattern.endswith("$"))
 
 
 def _matches(parts: list[str], text: str, to_end: bool) -> bool:
