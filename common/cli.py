@@ -344,7 +344,6 @@ def _raising_signals(enabled: bool) -> Iterator[list[signal.Signals]]:
 
 def _report_errors(main: Callable[[], int]) -> int:
     try:
-        refuse_other_copy(Path.cwd())
         return main()
     except ToolkitError as error:
         return fail(error)

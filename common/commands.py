@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from common import cli
+from common.console import fail
+from common.errors import InputError
 from common.settings import closest
 
 COMMANDS = (
@@ -32,7 +34,7 @@ COMMANDS = (
     "workflow.report", "workflow.cards", "workflow.demo.build", "workflow.demo.serve",
 )  # fmt: skip
 """Every module that people run, the first ones first."""
-_VERBS = {
+VERBS = {
     module.removeprefix("common.")
     .replace("workflow.provenance.trace", "training.trace")
     .replace("workflow.provenance.", "corpus.")
@@ -54,19 +56,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names, as `python -m` does."""
     given = list(sys.argv[1:] if argv is None else argv)
     verb = given[0] if given else ""
-    if "_ARGCOMPLETE" in os.environ and len(words := os.environ["COMP_LINE"].split()) > 1 and words[1] in _VERBS:
+    if "_ARGCOMPLETE" in os.environ and len(words := os.environ["COMP_LINE"].split()) > 1 and words[1] in VERBS:
         verb, os.environ["_ARGCOMPLETE"] = words[1], "2"  # the command line begins at the second word
-    if verb in _VERBS:
+    if verb in VERBS:
+        try:
+            cli.refuse_other_copy(Path.cwd())
+        except InputError as error:
+            return fail(error)
         sys.argv[1:] = given[1:]
-        runpy.run_module(_VERBS[verb], run_name="__main__", alter_sys=True)  # exits with the command's code
-    lines = (f"    {name:22} {_first_line(module)}" for name, module in _VERBS.items())
+        runpy.run_module(VERBS[verb], run_name="__main__", alter_sys=True)  # exits with the command's code
+    lines = (f"    {name:22} {_first_line(module)}" for name, module in VERBS.items())
     parser = cli.parser("common.commands", (__doc__ or "") + "\n".join(lines))
     parser.prog, parser.usage = "urls-to-gpt2", "urls-to-gpt2 COMMAND …"
     parser.add_argument("--version", action="version", version=version("urls-to-gpt2"))
     command = parser.add_argument("command", metavar="COMMAND", help="one of the commands above")
-    vars(command)["completer"] = lambda **_: list(_VERBS)  # read by argcomplete
+    vars(command)["completer"] = lambda **_: list(VERBS)  # read by argcomplete
     parser.parse_args(given[:1])
-    parser.error(f"no command {verb!r}{closest(verb, _VERBS)}")
+    parser.error(f"no command {verb!r}{closest(verb, VERBS)}")
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def no_documents(inputs: Sequence[Path], run: Path) -> str:
     for path in sorted(run.glob("*/*stats.json")):
         if path.name.split(".")[0] in {"stats", *shards}:
             part = read_json(path)
-            reasons = Counter(part["reasons"])
+            reasons = Counter(part.get("reasons", {}))
             totals[path.parent].add(Stats("", part["documents_in"], part["documents_out"], reasons=reasons))
     empty = [(folder, each) for folder, each in totals.items() if each.documents_in and not each.documents_out]
     why = [f"; of {each.documents_in} in {folder}, all were dropped ({each.dropped()})" for folder, each in empty]

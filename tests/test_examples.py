@@ -55,7 +55,7 @@ SKIPPED = {
     r"python -m cluster\.autotune": "measures for minutes; tests/cluster/test_autotune.py does that",
     r"python -m corpus\.blacklist .*(xz|RS_)": "tests/corpus/test_blacklist.py has dumps",
     r"python -m training\.evaluate .*--tasks": "needs lm_eval; tests/training/evaluation/test_harness.py has tasks",
-    r"python -m training\.trace .*--(url|domain|ids) ": "other pages; tests/workflow/provenance/test_trace.py has some",
+    r"python -m workflow\.provenance\.trace .*--(url|domain|ids) ": "other pages; test_trace.py has some",
     r"python -m corpus\.dedup (signatures|bands|verify|clusters|filter)": "tests/corpus/dedup/test_main.py does it",
     r"python -m workflow.demo\.serve .*-- curl": "curl may be absent; test_serve.py runs another command",
     r"torchrun (?!.*train\.iterations=300)": "another of them runs",

@@ -40,7 +40,7 @@ def experiment(folder: Path, **sections: Any) -> Experiment:
         ({"parallel": {"schedule": "interleaved_1f1b", "virtual_stages": 2}}, "pipeline 2"),
         ({"parallel": {"data": 2}, "train": {"compile": "model"}}, "compile"),
         ({"train": {"betas": [0.9, 1.0]}}, "train.betas.1: "),
-        ({"train": {"betas": [0.9]}}, "train.betas.1"),
+        ({"train": {"betas": [0.9]}}, "train.betas: has too few"),
         ({"train": {"seed": 2**64}}, "train.seed"),
         ({"train": {"seed": -1}}, "train.seed"),
         ({"train": {"lr": float("inf")}}, "train.lr"),

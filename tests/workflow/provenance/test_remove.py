@@ -91,7 +91,8 @@ def test_documents_leave_every_file_and_only_training_and_what_follows_it_run_ag
     files = named(run, first["url"].replace("http", "HTTP") + "#part", *(row["id"] for row in documents[1:]))
     said = called(main, "--urls", files, "--run", run)
     assert said.returncode == 0 and "nothing was changed" in said.stdout and first["id"] in said.stdout
-    assert {name: data for name, data in contents(run).items() if "/trace/" not in name} == before
+    after = contents(run)
+    assert {name for name in after if before.get(name) != after[name]} <= {"models/tiny/trace/0-0.order"}
     done = called(main, "--urls", files, "--run", run, "--yes", "--by", "Ada", "--workers", "2")
     assert done.returncode == 0, done.stderr
     after = contents(run)
