@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import Contender, Row, compare, timed
+from benchmarks.harness import Row, compare, timed
 from benchmarks.step import SIZES, Job, opened, write_dataset
 from common.files import fsync
 
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
     from training.checkpoint.writing import CheckpointWriter
     from training.planning.run import Plan
     from training.session import Session
-
-
-def copy_files(source: Path, target: Path) -> None:
-    """Copy the files of a folder one after the other, and wait for the disk."""
-    target.mkdir()
-    for path in sorted(source.iterdir()):
-        shutil.copyfile(path, target / path.name)
-        fsync(target / path.name)
 
 
 def _writer(plan: "Plan", session: "Session", folder: Path) -> "CheckpointWriter":
@@ -88,7 +80,10 @@ def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> l
 
     def copy() -> None:
         assert saver.newest is not None
-        copy_files(saver.newest, theirs / "copy")
+        (theirs / "copy").mkdir()
+        for path in sorted(saver.newest.iterdir()):
+            shutil.copyfile(path, theirs / "copy" / path.name)
+            fsync(theirs / "copy" / path.name)
 
     def clear(label: str) -> None:
         if label.startswith("save"):
@@ -98,21 +93,20 @@ def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> l
             theirs.mkdir()
             os.sync()
 
-    actions: dict[str, tuple[Callable[[], object], float | None]] = {
-        "save: copy of the files": (copy, None),
-        "save: torch.save": (torch_save, None),
-        "load: torch.load": (lambda: fill(torch.load(file, weights_only=True)), None),
-        "save: safetensors": (safetensors_save, None),
-        "load: safetensors": (lambda: fill(load_file(file)), None),
-        "save: torch.distributed.checkpoint": (lambda: state_dict_saver.save(tensors(), **library), None),
-        "load: torch.distributed.checkpoint": (lambda: state_dict_loader.load(tensors(), **library), None),
-        "save: ours, with hashes and manifest": (our_save, 1.2),
-        "load: ours, verified": (our_load, 2.0),
+    actions: dict[str, Callable[[], object]] = {
+        "save: copy of the files": copy,
+        "save: torch.save": torch_save,
+        "load: torch.load": lambda: fill(torch.load(file, weights_only=True)),
+        "save: safetensors": safetensors_save,
+        "load: safetensors": lambda: fill(load_file(file)),
+        "save: torch.distributed.checkpoint": lambda: state_dict_saver.save(tensors(), **library),
+        "load: torch.distributed.checkpoint": lambda: state_dict_loader.load(tensors(), **library),
+        "save: ours, with hashes and manifest": our_save,
+        "load: ours, verified": our_load,
     }
     our_save()  # the source of the copy; it also makes the kernel allocate the memory
     gigabytes = sum(tensor.nbytes for tensor in tensors().values()) / 1e9
-    contenders = [Contender(label, lambda run: run, (run,), bar=bar) for label, (run, bar) in actions.items()]
-    return compare("checkpoint", contenders, rounds, gigabytes, "GB", here=True, before=clear)
+    return compare("checkpoint", actions, rounds, gigabytes, "GB", here=True, before=clear)
 
 
 def in_background(plan: "Plan", session: "Session", folder: Path, rounds: int) -> list[Row]:

@@ -1,8 +1,7 @@
 """Benchmarks of the corpus steps.
 
-    python -m benchmarks.corpus blacklist
+    python -m benchmarks.corpus clean
     python -m benchmarks.corpus extract --texts ../article-extraction-benchmark
-    python -m benchmarks.corpus scrape
 
 Each prints tables for docs/benchmarks.md; a ratio is the speed relative to a peer in the same run.
 """
@@ -11,46 +10,18 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks import corpus_peers, extract, harness, scrape
-from benchmarks.harness import Case, Contender, Row, Timed, compare
-from benchmarks.inputs import cut, make_urls, packaged_texts, read_texts, with_copies, write_documents
+from benchmarks import corpus_peers, extract, harness
+from benchmarks.harness import Case, Row, Timed, compare
+from benchmarks.inputs import cut, read_texts, with_copies, write_documents
 from common import cli
-from common.files import Document, read_documents, read_json_lines, shard_paths
-from common.settings import BlacklistSettings, CleanSettings, DedupSettings, TokenizeSettings
-
-# ------------------------------------------------------------------------------------------------ URL rules
-
-
-def our_blacklist(source: Path, target: Path, shards: int) -> Timed:
-    """`corpus.blacklist` into one file, or into a folder of shards."""
-    from corpus.blacklist import blacklist
-
-    outputs = [target] if shards == 1 else shard_paths(target, shards, ".txt")
-    one = source.with_name("one.txt")
-    one.write_text("http://example.org/\n")
-    blacklist([one], outputs, BlacklistSettings())  # imports modules and reads lists
-    return lambda: {"kept": blacklist([source], outputs, BlacklistSettings()).documents_out}
-
-
-def blacklist(arguments: Namespace) -> Iterator[Row]:
-    """URL rules beside the published recipe: URLs per CPU second, start-up excluded."""
-    source, work = arguments.work / "urls.txt", arguments.work
-    with source.open("w", encoding="utf-8") as file:
-        file.writelines(f"{url}\n" for url in make_urls(arguments.count))
-    contenders = [
-        Contender("published recipe", corpus_peers.url_recipe, (source, work / "recipe.txt")),
-        Contender("corpus.blacklist", our_blacklist, (source, work / "ours.txt", 1), bar=1.2),
-        Contender("corpus.blacklist, 1,000 shards", our_blacklist, (source, work / "shards", 1000)),
-    ]
-    yield from compare("URL rules", contenders, arguments.rounds, arguments.count, "URLs", clock="cpu")
-
-
-# ------------------------------------------------------------------------------------------------ cleaning
+from common.files import Document, read_documents, read_json_lines
+from common.settings import CleanSettings, DedupSettings, TokenizeSettings
 
 
 def our_clean(source: Path, target: Path) -> Timed:
@@ -64,29 +35,63 @@ def our_clean(source: Path, target: Path) -> Timed:
 
     def run() -> dict[str, Any]:
         clean([source], target, CleanSettings(), workers=1, allow_empty=True)
-        return {"kept": {document["id"] for document in read_documents(target)}}
+        return {"kept": {document["id"]: "" for document in read_documents(target)}}
 
     return run
 
 
 def clean(arguments: Namespace) -> Iterator[Row]:
     """Cleaning beside ftfy and langdetect, and agreement with them, whose second seed shows the upper limit."""
-    sets = {folder.name: read_texts(folder) for folder in arguments.texts or ()} or {"packaged": packaged_texts()}
-    for name, texts in sets.items():
-        documents = cut(texts, arguments.count)
+    for folders in [[folder] for folder in arguments.texts or ()] or [[]]:
+        documents = cut(read_texts(folders), arguments.count)
         source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out.jsonl.zst"
-        contenders = [
-            Contender("plain recipe", corpus_peers.clean_recipe, (source, target, 0)),
-            Contender("plain recipe, another seed", corpus_peers.clean_recipe, (source, target, 1)),
-            Contender("corpus.clean", our_clean, (source, target), bar=9),
-        ]
+        contenders = {
+            "plain recipe": partial(corpus_peers.clean_recipe, source, target, 0),
+            "plain recipe, another seed": partial(corpus_peers.clean_recipe, source, target, 1),
+            "corpus.clean": partial(our_clean, source, target),
+        }
         rows = compare("cleaning", contenders, arguments.rounds, len(documents), "documents", clock="cpu")
-        for row in rows:
-            alike = 1 - len(row["kept"] ^ rows[0]["kept"]) / len(documents)
-            yield {"texts": name, **row, "kept": len(row["kept"]), "decided alike %": 100 * alike}
+        yield from ({"texts": folders[0].name if folders else "packaged", **row} for row in _agreement(rows))
 
 
-# ------------------------------------------------------------------------------------------------ deduplication
+def _agreement(rows: Sequence[Row]) -> Iterator[Row]:
+    """The rows with how many documents are kept, and the share of all that are decided as the first row does."""
+    for row in rows:
+        differ = {document for document, _ in row["kept"].items() ^ rows[0]["kept"].items()}
+        yield {**row, "kept": len(row["kept"]), "decided alike %": 100 * (1 - len(differ) / row["documents"])}
+
+
+def our_filter(name: str, source: Path) -> Timed:
+    """A filter of `clean.filters`; `kept`: the text of each document that it keeps, by id."""
+    from corpus.text import quality
+    from corpus.text.verdicts import Change, Text
+
+    rule = getattr(quality, name)
+    documents = [*read_documents(source)]
+    rule(Text("A first sentence loads its models."))
+
+    def run() -> dict[str, Any]:
+        kept = {}
+        for document in documents:
+            verdict = rule(Text(document["text"]))
+            if not isinstance(verdict, str):
+                kept[document["id"]] = verdict.text if isinstance(verdict, Change) else document["text"]
+        return {"kept": kept}
+
+    return run
+
+
+def filters(arguments: Namespace) -> Iterator[Row]:
+    """Filters of `clean.filters` beside datatrove's, and agreement with them: a cut text must be the same."""
+    documents = cut(read_texts(arguments.texts or ()), arguments.count)
+    source = write_documents(arguments.work / "in.jsonl.zst", documents)
+    pairs = {"C4Quality": "c4", "FineWebQuality": "fineweb", "GopherRepetition": "gopher_repetition"}
+    for theirs, ours in pairs.items():
+        contenders = {
+            f"datatrove: {ours}": partial(corpus_peers.datatrove_filter, f"{theirs}Filter", source),
+            f"ours: {ours}": partial(our_filter, ours, source),
+        }
+        yield from _agreement(compare("filter", contenders, 1, len(documents), "documents", clock="cpu"))
 
 
 def our_signatures(source: Path) -> Timed:
@@ -117,16 +122,15 @@ def dedup(arguments: Namespace) -> Iterator[Row]:
     """Deduplication beside datasketch and rensa; then recall and precision by true Jaccard similarity."""
     documents, planted = with_copies(arguments.count)
     source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out"
-    signatures = [
-        Contender("signatures: datasketch", corpus_peers.datasketch_signatures, (source,)),
-        Contender("signatures: corpus.dedup", our_signatures, (source,), bar=2.8),
-    ]
-    if find_spec("rensa"):
-        signatures.insert(0, Contender("signatures: rensa", corpus_peers.rensa_signatures, (source,)))
-    whole = [
-        Contender("end to end: datasketch MinHashLSH, unverified", corpus_peers.datasketch_dedup, (source,)),
-        Contender("end to end: corpus.dedup run, verified", our_dedup, (source, target), bar=6.0),
-    ]
+    rensa = {"signatures: rensa": partial(corpus_peers.rensa_signatures, source)} if find_spec("rensa") else {}
+    signatures = rensa | {
+        "signatures: datasketch": partial(corpus_peers.datasketch_signatures, source),
+        "signatures: corpus.dedup": partial(our_signatures, source),
+    }
+    whole = {
+        "end to end: datasketch MinHashLSH, unverified": partial(corpus_peers.datasketch_dedup, source),
+        "end to end: corpus.dedup run, verified": partial(our_dedup, source, target),
+    }
     for contenders in (signatures, whole):
         rows = compare("deduplication", contenders, arguments.rounds, len(documents), "documents", clock="cpu")
         yield from ({**row, "kept": row.get("kept")} for row in rows)
@@ -157,9 +161,6 @@ def _recall(documents: list[Document], planted: list[tuple[int, int]], target: P
     yield {"measure": "clustered documents with a true duplicate", "of": len(right), "share": sum(right) / len(right)}
 
 
-# ------------------------------------------------------------------------------------------------ tokens and datasets
-
-
 def our_tokenize(workers: int, source: Path) -> Timed:
     """`corpus.tokenize`: loads its vocabulary, reads, decompresses, parses, encodes, filters and writes."""
     from corpus.tokenize import tokenize
@@ -171,16 +172,13 @@ def our_tokenize(workers: int, source: Path) -> Timed:
 
 def tokenize(arguments: Namespace) -> Iterator[Row]:
     """Encoding beside bare encoders. gigatoken caches words, so give it real texts."""
-    texts = chain.from_iterable(map(read_texts, arguments.texts)) if arguments.texts else packaged_texts()
-    documents = cut(texts, arguments.count)
+    documents = cut(read_texts(arguments.texts or ()), arguments.count)
     megabytes = sum(len(document["text"].encode()) for document in documents) / 1e6
     source = write_documents(arguments.work / "in.jsonl.zst", documents)
-    names = ("tiktoken, encode_to_numpy", "tiktoken, encode_ordinary", "gigatoken, encode", "tokenizers, encode")
-    contenders = [Contender(name, corpus_peers.encoder, (name, source)) for name in names]
-    contenders += [
-        Contender("corpus.tokenize, 1 worker, end to end", our_tokenize, (1, source), bar=4.6),
-        Contender("corpus.tokenize, 2 workers, end to end", our_tokenize, (2, source)),
-    ]
+    names = ("tiktoken, encode_to_numpy", "gigatoken, encode", "tokenizers, encode")
+    contenders = {name: partial(corpus_peers.encoder, name, source) for name in names}
+    for workers, label in ((1, "1 worker"), (2, "2 workers")):
+        contenders[f"corpus.tokenize, {label}, end to end"] = partial(our_tokenize, workers, source)
     yield from compare("encoding", contenders, arguments.rounds, megabytes, "MB", clock="cpu")
 
 
@@ -214,31 +212,27 @@ def merge_index(arguments: Namespace) -> Iterator[Row]:
     """Merging datasets beside megatron-core, by the clock; rows read from memory and write to disk.
 
     Ours checks the ids and both checksums, and like the plain copy waits for the disk; megatron-core's builder does
-    neither. It runs Python's garbage collector after every shard, so another row measures it without.
+    neither.
     """
     shards, output = arguments.count, arguments.work / "out"
     inputs = make_shards(arguments.work / "in", shards, arguments.length)
-    contenders = [
-        Contender("plain copy of the .bin", corpus_peers.copy_bins, (inputs, output)),
-        Contender("corpus.merge_index", our_merge, (inputs, output), bar=0.29),
-    ]
+    contenders = {
+        "plain copy of the .bin": partial(corpus_peers.copy_bins, inputs, output),
+        "corpus.merge_index": partial(our_merge, inputs, output),
+    }
     if find_spec("megatron"):
-        for label, collecting in (("megatron-core, not collecting", False), ("megatron-core, add_index", True)):
-            if shards < 1000 or not collecting:  # 0.25 s per shard
-                contenders.append(Contender(label, corpus_peers.megatron_merge, (inputs, output, collecting)))
+        contenders["megatron-core, add_index"] = partial(corpus_peers.megatron_merge, inputs, output)
     gigabytes = sum(prefix.with_suffix(".bin").stat().st_size for prefix in inputs) / 1e9
     for row in compare("merging", contenders, arguments.rounds, gigabytes, "GB"):
         yield {"shards": shards, **row}
 
 
 CASES: dict[str, Case] = {
-    "blacklist": (blacklist, {"count": 1_000_000, "rounds": 3}),
-    "charset": (extract.characters, {"texts": None}),
     "clean": (clean, {"count": 1000, "rounds": 3, "texts": None}),
     "dedup": (dedup, {"count": 5000, "rounds": 3}),
     "extract": (extract.measure, {"texts": None, "rounds": 3}),
-    "merge_index": (merge_index, {"count": 300, "length": 128, "rounds": 3, "folder": None}),
-    "scrape": (scrape.measure, {"count": 8000, "rounds": 5}),
+    "filters": (filters, {"count": 5000, "texts": None}),
+    "merge_index": (merge_index, {"count": 300, "length": 128, "rounds": 3}),
     "tokenize": (tokenize, {"count": 2000, "rounds": 1, "texts": None}),
 }
 

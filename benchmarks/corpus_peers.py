@@ -1,7 +1,6 @@
 """The peers of the corpus steps, each used as its users would use it. Each prepares, and returns what is timed."""
 
 import os
-import re
 import shutil
 from collections import deque
 from pathlib import Path
@@ -12,42 +11,6 @@ from benchmarks.harness import Timed
 from common.files import Document, document_writer, fsync, read_documents
 from common.settings import CleanSettings
 from common.tokenizer import END_OF_TEXT, VocabularyFiles, vocabulary_files
-
-
-def url_recipe(source: Path, target: Path) -> Timed:
-    """Megatron-LM's openwebtext tools (2019) without their bugs: set order, concatenated extensions.
-
-    Each URL is checked with tldextract, a pattern for well-formed URLs, 66 file extensions, and a set of seen URLs.
-    """
-    import tldextract
-
-    from corpus.urls.url import read_list
-
-    data = Path(__file__).parent.parent / "corpus" / "urls" / "data"
-    extract = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
-    extract("http://example.org/")  # reads its list
-    domains, endings = set(read_list(data / "domains.txt")), tuple(read_list(data / "extensions.txt"))
-    well_formed = re.compile(
-        r"(?:http|ftp)s?://"
-        r"(?:(?:[A-Z0-9](?:[A-Z0-9-]{0,61}[A-Z0-9])?\.)+(?:[A-Z]{2,6}\.?|[A-Z0-9-]{2,}\.?)|localhost|\d{1,3}(?:\.\d{1,3}){3})"
-        r"(?::\d+)?(?:/?|[/?]\S+)",
-        re.IGNORECASE,
-    )
-
-    def run() -> dict[str, Any]:
-        seen: set[str] = set()
-        with source.open(encoding="utf-8") as lines, target.open("w", encoding="utf-8") as kept:
-            for line in lines:
-                url = line.strip()
-                if extract(url).domain in domains or url.split("?")[0].lower().endswith(endings):
-                    continue
-                if len(url) <= 8 or not well_formed.fullmatch(url) or url in seen:
-                    continue
-                seen.add(url)
-                kept.write(f"{url}\n")
-        return {"kept": len(seen)}
-
-    return run
 
 
 def clean_recipe(source: Path, target: Path, seed: int) -> Timed:
@@ -70,18 +33,26 @@ def clean_recipe(source: Path, target: Path, seed: int) -> Timed:
             return False
 
     def run() -> dict[str, Any]:
-        ids = set()
+        ids = {}
         with document_writer(target) as write:
             for document in read_documents(source):
                 if keeps(text := ftfy.fix_text(document["text"])):
                     write({**document, "text": text})
-                    ids.add(document["id"])
+                    ids[document["id"]] = ""
         return {"kept": ids}
 
     return run
 
 
-# ------------------------------------------------------------------------------------------------ deduplication
+def datatrove_filter(name: str, source: Path) -> Timed:
+    """A filter of datatrove; `kept`: the text of each document that it keeps, by id."""
+    from datatrove.data import Document
+    from datatrove.pipeline import filters
+
+    rule = getattr(filters, name)()
+    documents = [Document(text=each["text"], id=each["id"]) for each in read_documents(source)]
+    rule.filter(Document(text="A first sentence loads its models.", id=""))
+    return lambda: {"kept": {each.id: each.text for each in documents if rule.filter(each) is True}}
 
 
 def _ngrams(text: str) -> list[str]:
@@ -134,9 +105,6 @@ def datasketch_dedup(source: Path) -> Timed:
     return run
 
 
-# ------------------------------------------------------------------------------------------------ tokens and datasets
-
-
 def encoder(name: str, source: Path) -> Timed:
     """Encode every text with one call of a library; the texts are in memory, the ids are dropped."""
     from tokenizers import ByteLevelBPETokenizer
@@ -154,8 +122,9 @@ def encoder(name: str, source: Path) -> Timed:
         os.environ["TIKTOKEN_CACHE_DIR"] = ""  # it would copy the files to /tmp
         ranks = data_gym_to_mergeable_bpe_ranks(str(files.vocab_bpe), str(files.encoder_json))
         special = {END_OF_TEXT: 50256}
-        encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
-        encode = encoding.encode_ordinary if name.endswith("encode_ordinary") else encoding.encode_to_numpy
+        encode = tiktoken.Encoding(
+            "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special
+        ).encode_to_numpy
     elif name.startswith("gigatoken"):
         import gigatoken
 
@@ -177,8 +146,8 @@ def copy_bins(inputs: list[Path], output: Path) -> Timed:
     return run
 
 
-def megatron_merge(inputs: list[Path], output: Path, collecting: bool) -> Timed:
-    """megatron-core: `add_index` per dataset, with or without its `gc.collect` after each, then `finalize`."""
+def megatron_merge(inputs: list[Path], output: Path) -> Timed:
+    """megatron-core: `add_index` per dataset, without its `gc.collect` after each, which takes 0.25 s; `finalize`."""
     import warnings
 
     import numpy as np
@@ -189,12 +158,9 @@ def megatron_merge(inputs: list[Path], output: Path, collecting: bool) -> Timed:
 
     def run() -> None:
         builder = IndexedDatasetBuilder(f"{output}.bin", dtype=np.uint16)
-        for prefix in inputs:
-            builder.add_index(str(prefix))
+        with patch("gc.collect"):
+            for prefix in inputs:
+                builder.add_index(str(prefix))
         builder.finalize(f"{output}.idx")
 
-    def without_collecting() -> None:
-        with patch("gc.collect"):
-            run()
-
-    return run if collecting else without_collecting
+    return run

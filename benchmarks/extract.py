@@ -10,15 +10,14 @@ import re
 import warnings
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import import_module
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import packages_distributions
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from benchmarks.harness import Contender, Row, Timed, compare
+from benchmarks.harness import Row, Timed, compare
 from benchmarks.inputs import Article, read_articles
 
 
@@ -53,9 +52,6 @@ def _f1(scores: Sequence[Score]) -> str:
     rng = random.Random(1)
     error = stdev(overall(rng.choices(scores, k=len(scores)))[0] for _ in range(500))
     return f"{overall(scores)[0]:.3f} ± {error:.3f}"
-
-
-# ------------------------------------------------------------------------------------------------ the contenders
 
 
 def _reader(name: str) -> Callable[[str, str], str]:
@@ -118,9 +114,8 @@ def measure(arguments: Namespace) -> Iterator[Row]:
     articles = read_articles(folder)
     held_out = [article.held_out for article in articles]
     peers = ("trafilatura, fast", "trafilatura", packages_distributions()["newspaper"][0], "tags stripped")
-    contenders = [Contender(name, peer, (name, folder)) for name in peers]
-    for name in ("trafilatura", "resiliparse"):
-        contenders.append(Contender(f"ours: {name}", ours, ([name], folder), bar=1.2))
+    contenders = {name: partial(peer, name, folder) for name in peers}
+    contenders |= {f"ours: {name}": partial(ours, [name], folder) for name in ("trafilatura", "resiliparse")}
     for row in compare("extractor", contenders, arguments.rounds, len(articles), "pages", clock="cpu"):
         scores = [score(article.gold, answer) for article, answer in zip(articles, row["answers"], strict=True)]
         _, precision, recall = overall(scores)
@@ -132,59 +127,3 @@ def measure(arguments: Namespace) -> Iterator[Row]:
             "F1, held-out half": _f1([page for page, held in zip(scores, held_out, strict=True) if held]),
             "answered %": 100 * sum(bool(answer.strip()) for answer in row["answers"]) / len(articles),
         }
-
-
-# ------------------------------------------------------------------------------------------------ characters
-
-_WIDER = {"iso-8859-1": "cp1252", "shift_jis": "cp932", "gb2312": "gbk", "euc-kr": "cp949"}  # what browsers understand
-_DECLARATION = re.compile(r"<\?xml[^>]*>|<meta[^>]*charset[^>]*>|\ufffd", re.IGNORECASE)
-
-
-def _beyond_ascii(text: str) -> Counter[str]:
-    return Counter(character for character in text if character > "\x9f" and character != "\ufffd")
-
-
-def _undeclared(pages: Iterable[tuple[str, bytes]], most: int) -> list[tuple[str, str]]:
-    """Pages that have characters beyond ASCII, without their declarations: URL and HTML."""
-    texts = [(url, _DECLARATION.sub("", body.decode("utf-8", "replace"))) for url, body in pages]
-    texts = [(url, text) for url, text in texts if _beyond_ascii(text)]
-    return texts[:: max(1, len(texts) // most)][:most]
-
-
-def characters(arguments: Namespace) -> Iterator[Row]:
-    """The share of non-ASCII characters that re-encoded pages lose, by where they declare their encoding.
-
-    `--texts`: the folder of English articles, then one with a folder of HTML per language (de-DE, zh-TW, …).
-    """
-    from corpus.extract.charset import decode
-
-    articles, *books = arguments.texts or [Path("data/articles")]
-    detectors = list(filter(find_spec, ("charset_normalizer", "chardet", "cchardet")))
-    for line in (Path(__file__).parent / "encodings.txt").read_text(encoding="utf-8").splitlines()[1:]:
-        language, domain, *labels = line.split()
-        if language == "en":  # whose pages have few of these characters
-            pages = _undeclared([(one.url, one.body) for one in read_articles(articles)], 72)
-        else:
-            files = sorted(path for book in books for path in book.glob(f"{language}*/*.html"))
-            pages = _undeclared([(f"http://one.{domain}/", file.read_bytes()) for file in files], 12)
-        for label in labels if pages else ():
-            codec, lost, total = _WIDER.get(label, label), Counter[str](), 0
-            meta = f'<!DOCTYPE html><head><meta charset="{label}">'.encode() if "utf-16" not in codec else b""
-            for url, text in pages:
-                body = text.encode(codec, "xmlcharrefreplace")
-                wanted = _beyond_ascii(body.decode(codec))
-                total += wanted.total()
-                answers = {
-                    "HTTP": decode(body, f"text/html; charset={label}", url),
-                    "<meta>": decode(meta + body, "text/html", url),
-                    "nothing": decode(body, "text/html", url),
-                    "wrong: utf-8": decode(body, "text/html; charset=utf-8", url),
-                    "wrong: iso-8859-1": decode(body, "text/html; charset=iso-8859-1", url),
-                }
-                for name in detectors:
-                    found = import_module(name).detect(body)["encoding"]
-                    answers[name] = body.decode(found or "utf-8", "replace")
-                for name, answer in answers.items():
-                    lost[name] += (wanted - _beyond_ascii(answer)).total()
-            shares = {f"{name} %": 100 * count / max(total, 1) for name, count in lost.items()}
-            yield {"language": language, "encoding": label, "characters": total, **shares}

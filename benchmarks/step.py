@@ -7,16 +7,15 @@ all cores. Ours lets glibc keep freed memory, as the trainer always does; the pe
 `benchmarks.gpu` has the steps on a GPU.
 """
 
-import time
 from argparse import Namespace
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.harness import Contender, Row, Timed, compare
+from benchmarks.harness import Row, Timed, compare
 from common.settings import Experiment, ModelSettings, Settings, TrainSettings
 from common.workers import available_cpus
 
@@ -86,9 +85,6 @@ def write_dataset(job: Job) -> None:
     with IndexWriter(prefix, np.uint16, Meta(model.vocab_size, model.vocab_size - 1)) as writer:
         for _ in range(64):
             writer.add_document((random.zipf(1.2, 4 * model.seq_len) % model.vocab_size).astype(np.uint16))
-
-
-# ------------------------------------------------------------------------------------------------ the contenders
 
 
 @contextmanager
@@ -236,9 +232,6 @@ def _plain_loop(job: Job, model: "nn.Module", mean_loss: Callable[["Batch"], "Te
         first += micro
 
 
-# ------------------------------------------------------------------------------------------------ the case
-
-
 def stepping(steps: Callable[[Job], Steps], job: Job) -> Timed:
     """Some steps, after one to allocate memory."""
     running = steps(job)
@@ -252,69 +245,8 @@ def measure(arguments: Namespace) -> Iterator[Row]:
         size = SIZES[name]
         job = Job(arguments.work / name, size)
         write_dataset(job)
-        contenders = [
-            Contender("nanoGPT-style", stepping, (nanogpt, job)),
-            Contender("transformers", stepping, (transformers, job)),
-            Contender("ours", stepping, (ours, job), bar=1.1),
-        ]
+        every = {"nanoGPT-style": nanogpt, "transformers": transformers, "ours": ours}
+        contenders = {label: partial(stepping, steps, job) for label, steps in every.items()}
         tokens = size.steps * size.micro_batch_size * size.model.seq_len
         rows = compare("step", contenders, arguments.rounds, tokens, "tokens")
         yield from ({"size": name, **row} for row in rows)
-
-
-# ------------------------------------------------------------------------------------------------ the host's part
-
-
-LAYOUTS: Mapping[str, Mapping[str, Any]] = {
-    "one process": {},
-    "data 2, ZeRO 0": {"data": 2},
-    "tensor 2, data 2, ZeRO 1": {"tensor": 2, "data": 2, "zero_stage": 1},
-    "tensor 2, sequence parallel": {"tensor": 2, "sequence_parallel": True},
-}
-
-
-def host(arguments: Namespace) -> Iterator[Row]:
-    """CPU time of a 345M step beside its forward and backward passes, for each layout.
-
-    345M's 292 parameters, but narrow, and ranks that do not exist: what is left is the work of the host.
-    """
-    from unittest.mock import patch
-
-    import torch
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from training import step
-    from training.dataset.batches import Batch
-    from training.launch.process_group import World
-    from training.session import open_session
-
-    torch.set_num_threads(1)
-    narrow = SIZES["345m"].model.model_copy(update={"n_embd": 32, "seq_len": 16, "vocab_size": 256})
-    passes = step.run_micro_batches
-    for name, parallel in LAYOUTS.items():
-        train = {"iterations": 1, "micro_batch_size": 1, "accumulation": 1}
-        experiment = Experiment.model_validate({"model": narrow.model_dump(), "parallel": parallel, "train": train})
-        world = World(0, experiment.world_size, torch.device("cpu"))
-        if world.size > 1:
-            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world.size)
-        session, seconds = open_session(experiment, world), 0.0
-
-        def timed_passes(*options: Any, **more: Any) -> "Tensor":
-            nonlocal seconds
-            begun = time.process_time()
-            loss = passes(*options, **more)
-            seconds -= time.process_time() - begun
-            return loss
-
-        tokens = torch.zeros((1, narrow.seq_len), dtype=torch.long)
-        taken = []
-        with patch.object(step, "run_micro_batches", timed_passes):
-            for iteration in range(1, arguments.count + 3):  # the first ones allocate
-                seconds, begun = 0.0, time.process_time()
-                step.train_step(session, iteration, [Batch(tokens, tokens, None, narrow.seq_len)], 1e-4)
-                taken.append(time.process_time() - begun + seconds)
-        if world.size > 1:
-            dist.destroy_process_group()
-        parameters = len(session.parameters)
-        yield {"beside the passes": name, "parameters": parameters, "CPU ms": 1e3 * median(taken[2:]), "bar": 15}
