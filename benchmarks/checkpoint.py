@@ -1,7 +1,7 @@
 """A checkpoint on its way to the disk and back: ours, with hashes and manifest, against a copy of its files.
 
 A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 124M. The copy shows the disk's limit:
-shutil.copyfile of the same files, and fsync. The peers write the same tensors, and fsync: torch.save, safetensors, and
+shutil.copyfile of the same files, and fsync. The peers write the same tensors: safetensors, with fsync, and
 torch.distributed.checkpoint with its defaults. Reads find the files in the page cache, like the copy its source; ours
 verifies the XXH3 of every file first. Each save begins when the files of the one before are removed: on a virtual
 machine whose host takes free memory back, pages freed a moment ago are faster than others.
@@ -44,7 +44,6 @@ def _writer(plan: "Plan", session: "Session", folder: Path) -> "CheckpointWriter
 
 def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> list[Row]:
     """Rows of both directions; each load reads what the save before it wrote."""
-    import torch
     from safetensors.torch import load_file, save_file
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
@@ -70,10 +69,6 @@ def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> l
         assert manifest is not None
         checkpoint.load(manifest, session.parameters, session.optimizer)
 
-    def torch_save() -> None:
-        torch.save(tensors(), file)
-        fsync(file)
-
     def safetensors_save() -> None:
         save_file({name: tensor.contiguous() for name, tensor in tensors().items()}, file)
         fsync(file)
@@ -95,8 +90,6 @@ def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> l
 
     actions: dict[str, Callable[[], object]] = {
         "save: copy of the files": copy,
-        "save: torch.save": torch_save,
-        "load: torch.load": lambda: fill(torch.load(file, weights_only=True)),
         "save: safetensors": safetensors_save,
         "load: safetensors": lambda: fill(load_file(file)),
         "save: torch.distributed.checkpoint": lambda: state_dict_saver.save(tensors(), **library),

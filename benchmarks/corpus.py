@@ -7,21 +7,56 @@ Each prints tables for docs/benchmarks.md; a ratio is the speed relative to a pe
 """
 
 import os
+import shutil
 import sys
 from argparse import Namespace
+from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from benchmarks import corpus_peers, extract, harness
+from benchmarks import extract, harness
 from benchmarks.harness import Case, Row, Timed, compare
 from benchmarks.inputs import cut, read_texts, with_copies, write_documents
 from common import cli
-from common.files import Document, read_documents, read_json_lines
+from common.files import Document, document_writer, fsync, read_documents, read_json_lines
 from common.settings import CleanSettings, DedupSettings, TokenizeSettings
+from common.tokenizer import END_OF_TEXT, VocabularyFiles, vocabulary_files
+
+
+def clean_recipe(source: Path, target: Path, seed: int) -> Timed:
+    """`ftfy.fix_text` and langdetect on every text, with OpenWebText's rules; langdetect is random."""
+    import ftfy
+    from langdetect import DetectorFactory, LangDetectException, detect
+
+    DetectorFactory.seed = seed
+    settings = CleanSettings()
+    detect("What its profiles are loaded for.")
+
+    def keeps(text: str) -> bool:
+        if len(text) < settings.min_characters:
+            return False
+        if len(text) < settings.javascript_characters and "javascript" in text.lower():
+            return False
+        try:
+            return bool(detect(text) == settings.language)
+        except LangDetectException:
+            return False
+
+    def run() -> dict[str, Any]:
+        ids = set()
+        with document_writer(target) as write:
+            for document in read_documents(source):
+                if keeps(text := ftfy.fix_text(document["text"])):
+                    write({**document, "text": text})
+                    ids.add(document["id"])
+        return {"kept": ids}
+
+    return run
 
 
 def our_clean(source: Path, target: Path) -> Timed:
@@ -35,7 +70,7 @@ def our_clean(source: Path, target: Path) -> Timed:
 
     def run() -> dict[str, Any]:
         clean([source], target, CleanSettings(), workers=1, allow_empty=True)
-        return {"kept": {document["id"]: "" for document in read_documents(target)}}
+        return {"kept": {document["id"] for document in read_documents(target)}}
 
     return run
 
@@ -46,52 +81,65 @@ def clean(arguments: Namespace) -> Iterator[Row]:
         documents = cut(read_texts(folders), arguments.count)
         source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out.jsonl.zst"
         contenders = {
-            "plain recipe": partial(corpus_peers.clean_recipe, source, target, 0),
-            "plain recipe, another seed": partial(corpus_peers.clean_recipe, source, target, 1),
+            "plain recipe": partial(clean_recipe, source, target, 0),
+            "plain recipe, another seed": partial(clean_recipe, source, target, 1),
             "corpus.clean": partial(our_clean, source, target),
         }
         rows = compare("cleaning", contenders, arguments.rounds, len(documents), "documents", clock="cpu")
-        yield from ({"texts": folders[0].name if folders else "packaged", **row} for row in _agreement(rows))
+        for row in rows:
+            alike = 1 - len(row["kept"] ^ rows[0]["kept"]) / len(documents)
+            name = folders[0].name if folders else "packaged"
+            yield {"texts": name, **row, "kept": len(row["kept"]), "decided alike %": 100 * alike}
 
 
-def _agreement(rows: Sequence[Row]) -> Iterator[Row]:
-    """The rows with how many documents are kept, and the share of all that are decided as the first row does."""
-    for row in rows:
-        differ = {document for document, _ in row["kept"].items() ^ rows[0]["kept"].items()}
-        yield {**row, "kept": len(row["kept"]), "decided alike %": 100 * (1 - len(differ) / row["documents"])}
+def _ngrams(text: str) -> list[str]:
+    return list({text[start : start + 5] for start in range(len(text) - 4)})
 
 
-def our_filter(name: str, source: Path) -> Timed:
-    """A filter of `clean.filters`; `kept`: the text of each document that it keeps, by id."""
-    from corpus.text import quality
-    from corpus.text.verdicts import Change, Text
+def rensa_signatures(source: Path) -> Timed:
+    """R-MinHash with 120 permutations over character 5-grams."""
+    from rensa import RMinHash
 
-    rule = getattr(quality, name)
-    documents = [*read_documents(source)]
-    rule(Text("A first sentence loads its models."))
+    texts = [document["text"] for document in read_documents(source)]
 
-    def run() -> dict[str, Any]:
-        kept = {}
-        for document in documents:
-            verdict = rule(Text(document["text"]))
-            if not isinstance(verdict, str):
-                kept[document["id"]] = verdict.text if isinstance(verdict, Change) else document["text"]
-        return {"kept": kept}
+    def run() -> None:
+        for text in texts:
+            minhash = RMinHash(num_perm=120, seed=1)
+            minhash.update(_ngrams(text))
+            minhash.digest()
 
     return run
 
 
-def filters(arguments: Namespace) -> Iterator[Row]:
-    """Filters of `clean.filters` beside datatrove's, and agreement with them: a cut text must be the same."""
-    documents = cut(read_texts(arguments.texts or ()), arguments.count)
-    source = write_documents(arguments.work / "in.jsonl.zst", documents)
-    pairs = {"C4Quality": "c4", "FineWebQuality": "fineweb", "GopherRepetition": "gopher_repetition"}
-    for theirs, ours in pairs.items():
-        contenders = {
-            f"datatrove: {ours}": partial(corpus_peers.datatrove_filter, f"{theirs}Filter", source),
-            f"ours: {ours}": partial(our_filter, ours, source),
-        }
-        yield from _agreement(compare("filter", contenders, 1, len(documents), "documents", clock="cpu"))
+def _minhash(document: Document) -> Any:
+    from datasketch import MinHash
+
+    minhash = MinHash(num_perm=120, seed=1)
+    minhash.update_batch([shingle.encode() for shingle in _ngrams(document["text"])])
+    return minhash
+
+
+def datasketch_signatures(source: Path) -> Timed:
+    """The same with datasketch's fastest path."""
+    documents = list(read_documents(source))
+    _minhash(documents[0])
+    return lambda: deque(map(_minhash, documents), maxlen=0)
+
+
+def datasketch_dedup(source: Path) -> Timed:
+    """datasketch's recipe: MinHash and MinHashLSH with the same bands; keeps the first document, verifies nothing."""
+    from datasketch import MinHashLSH
+
+    _minhash(next(read_documents(source)))
+
+    def run() -> None:
+        index = MinHashLSH(num_perm=120, params=(20, 6))
+        for document in read_documents(source):
+            minhash = _minhash(document)
+            if not index.query(minhash):
+                index.insert(document["id"], minhash)
+
+    return run
 
 
 def our_signatures(source: Path) -> Timed:
@@ -122,13 +170,13 @@ def dedup(arguments: Namespace) -> Iterator[Row]:
     """Deduplication beside datasketch and rensa; then recall and precision by true Jaccard similarity."""
     documents, planted = with_copies(arguments.count)
     source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out"
-    rensa = {"signatures: rensa": partial(corpus_peers.rensa_signatures, source)} if find_spec("rensa") else {}
+    rensa = {"signatures: rensa": partial(rensa_signatures, source)} if find_spec("rensa") else {}
     signatures = rensa | {
-        "signatures: datasketch": partial(corpus_peers.datasketch_signatures, source),
+        "signatures: datasketch": partial(datasketch_signatures, source),
         "signatures: corpus.dedup": partial(our_signatures, source),
     }
     whole = {
-        "end to end: datasketch MinHashLSH, unverified": partial(corpus_peers.datasketch_dedup, source),
+        "end to end: datasketch MinHashLSH, unverified": partial(datasketch_dedup, source),
         "end to end: corpus.dedup run, verified": partial(our_dedup, source, target),
     }
     for contenders in (signatures, whole):
@@ -161,6 +209,34 @@ def _recall(documents: list[Document], planted: list[tuple[int, int]], target: P
     yield {"measure": "clustered documents with a true duplicate", "of": len(right), "share": sum(right) / len(right)}
 
 
+def encoder(name: str, source: Path) -> Timed:
+    """Encode every text with one call of a library; the texts are in memory, the ids are dropped."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    files = vocabulary_files()
+    assert isinstance(files, VocabularyFiles)
+    theirs: Any = ByteLevelBPETokenizer(str(files.encoder_json), str(files.vocab_bpe))
+    encode = theirs.encode
+    if name.startswith("tiktoken"):
+        import tiktoken
+        from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+        from tiktoken_ext.openai_public import r50k_pat_str
+
+        os.environ["TIKTOKEN_CACHE_DIR"] = ""  # it would copy the files to /tmp
+        ranks = data_gym_to_mergeable_bpe_ranks(str(files.vocab_bpe), str(files.encoder_json))
+        special = {END_OF_TEXT: 50256}
+        encode = tiktoken.Encoding(
+            "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special
+        ).encode_to_numpy
+    elif name.startswith("gigatoken"):
+        import gigatoken
+
+        encode = gigatoken.Tokenizer(theirs._tokenizer).encode
+    texts = [document["text"].replace(END_OF_TEXT, "") for document in read_documents(source)]
+    return lambda: deque(map(encode, texts), maxlen=0)
+
+
 def our_tokenize(workers: int, source: Path) -> Timed:
     """`corpus.tokenize`: loads its vocabulary, reads, decompresses, parses, encodes, filters and writes."""
     from corpus.tokenize import tokenize
@@ -176,7 +252,7 @@ def tokenize(arguments: Namespace) -> Iterator[Row]:
     megabytes = sum(len(document["text"].encode()) for document in documents) / 1e6
     source = write_documents(arguments.work / "in.jsonl.zst", documents)
     names = ("tiktoken, encode_to_numpy", "gigatoken, encode", "tokenizers, encode")
-    contenders = {name: partial(corpus_peers.encoder, name, source) for name in names}
+    contenders = {name: partial(encoder, name, source) for name in names}
     for workers, label in ((1, "1 worker"), (2, "2 workers")):
         contenders[f"corpus.tokenize, {label}, end to end"] = partial(our_tokenize, workers, source)
     yield from compare("encoding", contenders, arguments.rounds, megabytes, "MB", clock="cpu")
@@ -201,6 +277,39 @@ def make_shards(folder: Path, shards: int, tokens: int) -> list[Path]:
     return prefixes
 
 
+def copy_bins(inputs: list[Path], output: Path) -> Timed:
+    """Concatenate the .bin files, and wait for the disk."""
+
+    def run() -> None:
+        with open(f"{output}.bin", "wb") as file:
+            for prefix in inputs:
+                with open(f"{prefix}.bin", "rb") as part:
+                    shutil.copyfileobj(part, file, 1 << 20)
+        fsync(Path(f"{output}.bin"))
+
+    return run
+
+
+def megatron_merge(inputs: list[Path], output: Path) -> Timed:
+    """megatron-core: `add_index` per dataset, without its `gc.collect` after each, which takes 0.25 s; `finalize`."""
+    import warnings
+
+    import numpy as np
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    def run() -> None:
+        builder = IndexedDatasetBuilder(f"{output}.bin", dtype=np.uint16)
+        with patch("gc.collect"):
+            for prefix in inputs:
+                builder.add_index(str(prefix))
+        builder.finalize(f"{output}.idx")
+
+    return run
+
+
 def our_merge(inputs: list[Path], output: Path) -> Timed:
     """`corpus.merge_index`."""
     from corpus.merge_index import merge_index
@@ -217,11 +326,11 @@ def merge_index(arguments: Namespace) -> Iterator[Row]:
     shards, output = arguments.count, arguments.work / "out"
     inputs = make_shards(arguments.work / "in", shards, arguments.length)
     contenders = {
-        "plain copy of the .bin": partial(corpus_peers.copy_bins, inputs, output),
+        "plain copy of the .bin": partial(copy_bins, inputs, output),
         "corpus.merge_index": partial(our_merge, inputs, output),
     }
     if find_spec("megatron"):
-        contenders["megatron-core, add_index"] = partial(corpus_peers.megatron_merge, inputs, output)
+        contenders["megatron-core, add_index"] = partial(megatron_merge, inputs, output)
     gigabytes = sum(prefix.with_suffix(".bin").stat().st_size for prefix in inputs) / 1e9
     for row in compare("merging", contenders, arguments.rounds, gigabytes, "GB"):
         yield {"shards": shards, **row}
@@ -231,7 +340,6 @@ CASES: dict[str, Case] = {
     "clean": (clean, {"count": 1000, "rounds": 3, "texts": None}),
     "dedup": (dedup, {"count": 5000, "rounds": 3}),
     "extract": (extract.measure, {"texts": None, "rounds": 3}),
-    "filters": (filters, {"count": 5000, "texts": None}),
     "merge_index": (merge_index, {"count": 300, "length": 128, "rounds": 3}),
     "tokenize": (tokenize, {"count": 2000, "rounds": 1, "texts": None}),
 }

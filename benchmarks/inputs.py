@@ -1,4 +1,4 @@
-"""Inputs of the corpus benchmarks: texts, documents, and recorded pages; the same in every run."""
+"""Inputs of the corpus benchmarks: texts and documents, the same in every run."""
 
 import gzip
 import hashlib
@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, cycle
 from pathlib import Path
-from typing import NamedTuple
 
 from common.errors import InputError
-from common.files import Document, document_writer, read_json, short_hash
+from common.files import Document, document_writer, short_hash
 
 
 def read_texts(folders: Sequence[Path]) -> Iterator[str]:
@@ -84,27 +83,3 @@ def write_documents(path: Path, documents: Iterable[Document]) -> Path:
         for document in documents:
             write(document)
     return path
-
-
-class Article(NamedTuple):
-    """A recorded page and the text that an extractor should find in it."""
-
-    url: str
-    body: bytes
-    gold: str
-    held_out: bool
-    """Whether the page is in the held-out half, by the hash of its key; rules are tuned on the other half."""
-
-
-def read_articles(folder: Path) -> list[Article]:
-    """The pages of the article-extraction-benchmark, sorted by key. Raises InputError for another kind of folder."""
-    truth = folder / "ground-truth.json"
-    if not truth.is_file():
-        where = "https://github.com/scrapinghub/article-extraction-benchmark"
-        raise InputError(f"{truth}: no such file; clone {where} and name its folder with --texts")
-    found = []
-    for key, one in sorted(read_json(truth).items()):
-        held_out = hashlib.sha256(key.encode()).digest()[0] % 2 == 1
-        body = gzip.decompress((folder / "html" / f"{key}.html.gz").read_bytes())
-        found.append(Article(one["url"], body, one["articleBody"], held_out))
-    return found

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks import checkpoint, harness, ledger, step
+from benchmarks import checkpoint, harness, ledger, planning, step
 from benchmarks.harness import Case, Row, Timed, compare
 from common import cli
 from common.errors import ToolkitError
@@ -73,6 +73,7 @@ CASES: dict[str, Case] = {
     "bytes": (ledger.measure, {"size": "345m", "micro-batch": 16, "dropout": 0.0, "tensor": 1, "kernels": "on"}),
     "step": (step.measure, {"size": None, "rounds": 5}),
     "checkpoint": (checkpoint.measure, {"size": "124m", "rounds": 3}),
+    "planning": (planning.measure, {}),
     "generate": (generate, {"size": "124m", "count": 128, "rounds": 5}),
 }
 
