@@ -20,7 +20,6 @@ from common.settings import Experiment, ModelSettings, Settings, TrainSettings
 from common.workers import available_cpus
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from training.dataset.batches import Batch
@@ -114,12 +113,14 @@ def ours(job: Job) -> Steps:
 
 
 def transformers(job: Job) -> Steps:
-    """Hugging Face's model, compiled on a GPU; its loss ignores the last token of a sample."""
-    with _device():
+    """Hugging Face's model; its loss ignores the last token of a sample."""
+
+    def make() -> "nn.Module":
         model = hugging_face(job.size.model, job.size.rows).train()
-    model.loss_type = "ForCausalLM"  # its default anyway, but without a warning
-    forward = _compiled(model)
-    return _plain_loop(job, model, lambda batch: forward(input_ids=batch.tokens, labels=batch.tokens).loss)
+        model.loss_type = "ForCausalLM"  # its default anyway, but without a warning
+        return model  # type: ignore[no-any-return]
+
+    return _plain_loop(job, make, lambda model, batch: model(input_ids=batch.tokens, labels=batch.tokens).loss)
 
 
 def hugging_face(settings: ModelSettings, rows: int) -> Any:
@@ -138,25 +139,8 @@ def hugging_face(settings: ModelSettings, rows: int) -> Any:
 
 
 def nanogpt(job: Job) -> Steps:
-    """The plain model below, compiled on a GPU."""
-    with _device():
-        model = plain_gpt2(job.size)
-    forward = _compiled(model)
-    return _plain_loop(job, model, lambda batch: forward(batch.tokens, batch.targets)[1])
-
-
-def _compiled(model: "nn.Module") -> Any:
-    """The model as it is called: compiled on a GPU."""
-    import torch
-
-    return torch.compile(model) if torch.cuda.is_available() else model
-
-
-def _device() -> "torch.device":
-    """The GPU if there is one; inside `with`, tensors are made there."""
-    import torch
-
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The plain model below."""
+    return _plain_loop(job, partial(plain_gpt2, job.size), lambda model, batch: model(batch.tokens, batch.targets)[1])
 
 
 def plain_gpt2(size: Size) -> "nn.Module":
@@ -206,30 +190,39 @@ def plain_gpt2(size: Size) -> "nn.Module":
     return model
 
 
-def _plain_loop(job: Job, model: "nn.Module", mean_loss: Callable[["Batch"], "Tensor"]) -> Steps:
-    """Train with plain PyTorch."""
+def _plain_loop(job: Job, make: Callable[[], "nn.Module"], mean_loss: Callable[[Any, "Batch"], "Tensor"]) -> Steps:
+    """Train with plain PyTorch; on a GPU the model is made there and compiled."""
     import torch
 
     from training.dataset.batches import BatchForm, read_batch
     from training.planning.run import make_plan
 
-    device = _device()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(available_cpus())
     data, micro = make_plan(job.settings, "step").data.train, job.size.micro_batch_size
     form = BatchForm(data.end_of_text, pinned=device.type == "cuda")  # copied while the GPU works on the step before
-    model.to(device)
+    with device:
+        model = make()
+    called = torch.compile(model) if device.type == "cuda" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     first = 0
     while True:
         batch = read_batch(data, form, range(first, first + micro)).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = mean_loss(batch)
+            loss = mean_loss(called, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         yield loss.detach()
         first += micro
+
+
+CONTENDERS: Mapping[str, Callable[[Job], Steps]] = {
+    "nanoGPT-style": nanogpt,
+    "transformers": transformers,
+    "ours": ours,
+}
 
 
 def stepping(steps: Callable[[Job], Steps], job: Job) -> Timed:
@@ -240,13 +233,9 @@ def stepping(steps: Callable[[Job], Steps], job: Job) -> Timed:
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """An optimiser step beside transformers and a plain loop: tokens per second, for each size."""
-    for name in [arguments.size] if arguments.size else ["small", "124m"]:
-        size = SIZES[name]
-        job = Job(arguments.work / name, size)
-        write_dataset(job)
-        every = {"nanoGPT-style": nanogpt, "transformers": transformers, "ours": ours}
-        contenders = {label: partial(stepping, steps, job) for label, steps in every.items()}
-        tokens = size.steps * size.micro_batch_size * size.model.seq_len
-        rows = compare("step", contenders, arguments.rounds, tokens, "tokens")
-        yield from ({"size": name, **row} for row in rows)
+    """An optimiser step beside transformers and a plain loop: tokens per second."""
+    job = Job(arguments.work, size := SIZES[arguments.size])
+    write_dataset(job)
+    contenders = {name: partial(stepping, steps, job) for name, steps in CONTENDERS.items()}
+    tokens = size.steps * size.micro_batch_size * size.model.seq_len
+    yield from compare("step", contenders, arguments.rounds, tokens, "tokens")

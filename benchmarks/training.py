@@ -71,7 +71,7 @@ def generate(arguments: Namespace) -> Iterator[Row]:
 
 CASES: dict[str, Case] = {
     "bytes": (ledger.measure, {"size": "345m", "micro-batch": 16, "dropout": 0.0, "tensor": 1, "kernels": "on"}),
-    "step": (step.measure, {"size": None, "rounds": 5}),
+    "step": (step.measure, {"size": "124m", "rounds": 5}),
     "checkpoint": (checkpoint.measure, {"size": "124m", "rounds": 3}),
     "planning": (planning.measure, {}),
     "generate": (generate, {"size": "124m", "count": 128, "rounds": 5}),
