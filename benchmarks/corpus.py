@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +22,7 @@ from benchmarks import extract, harness
 from benchmarks.harness import Case, Row, Timed, compare
 from benchmarks.inputs import cut, read_texts, with_copies, write_documents
 from common import cli
-from common.files import Document, document_writer, fsync, read_documents, read_json_lines
+from common.files import Document, document_writer, fsync, read_documents
 from common.settings import CleanSettings, DedupSettings, TokenizeSettings
 from common.tokenizer import END_OF_TEXT, VocabularyFiles, vocabulary_files
 
@@ -119,13 +118,6 @@ def _minhash(document: Document) -> Any:
     return minhash
 
 
-def datasketch_signatures(source: Path) -> Timed:
-    """The same with datasketch's fastest path."""
-    documents = list(read_documents(source))
-    _minhash(documents[0])
-    return lambda: deque(map(_minhash, documents), maxlen=0)
-
-
 def datasketch_dedup(source: Path) -> Timed:
     """datasketch's recipe: MinHash and MinHashLSH with the same bands; keeps the first document, verifies nothing."""
     from datasketch import MinHashLSH
@@ -167,12 +159,11 @@ def our_dedup(source: Path, target: Path) -> Timed:
 
 
 def dedup(arguments: Namespace) -> Iterator[Row]:
-    """Deduplication beside datasketch and rensa; then recall and precision by true Jaccard similarity."""
-    documents, planted = with_copies(arguments.count)
+    """Deduplication beside datasketch, and its signatures beside rensa."""
+    documents = with_copies(arguments.count)
     source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out"
     rensa = {"signatures: rensa": partial(rensa_signatures, source)} if find_spec("rensa") else {}
     signatures = rensa | {
-        "signatures: datasketch": partial(datasketch_signatures, source),
         "signatures: corpus.dedup": partial(our_signatures, source),
     }
     whole = {
@@ -182,31 +173,6 @@ def dedup(arguments: Namespace) -> Iterator[Row]:
     for contenders in (signatures, whole):
         rows = compare("deduplication", contenders, arguments.rounds, len(documents), "documents", clock="cpu")
         yield from ({**row, "kept": row.get("kept")} for row in rows)
-    yield from _recall(documents, planted, target)
-
-
-def _recall(documents: list[Document], planted: list[tuple[int, int]], target: Path) -> Iterator[Row]:
-    """Planted pairs that share a cluster; and members of clusters that truly resemble another member."""
-    import orjson
-
-    def similarity(one: int, other: int) -> float:
-        texts = documents[one]["text"], documents[other]["text"]
-        a, b = ({text[start : start + 5] for start in range(len(text) - 4)} for text in texts)
-        return len(a & b) / len(a | b)
-
-    removed = chain.from_iterable(map(read_json_lines, (target / "removed").glob("*")))
-    survivor = {one["id"]: one["survivor"] for one in map(orjson.loads, removed)}
-    of = [str(survivor.get(document["id"], document["id"])) for document in documents]
-    for least in (0.7, 0.8):
-        pairs = [pair for pair in planted if similarity(*pair) >= least]
-        share = sum(of[one] == of[other] for one, other in pairs) / len(pairs)
-        yield {"measure": f"pairs at Jaccard >= {least}", "of": len(pairs), "share": share}
-    clusters: dict[str, list[int]] = {}
-    for number, name in enumerate(of):
-        clusters.setdefault(name, []).append(number)
-    checked = [cluster for cluster in clusters.values() if len(cluster) > 1][:300]
-    right = [any(similarity(n, m) >= 0.7 for m in cluster if m != n) for cluster in checked for n in cluster]
-    yield {"measure": "clustered documents with a true duplicate", "of": len(right), "share": sum(right) / len(right)}
 
 
 def encoder(name: str, source: Path) -> Timed:

@@ -49,11 +49,8 @@ def cut(texts: Iterator[str], count: int) -> list[Document]:
     return found
 
 
-def with_copies(count: int) -> tuple[list[Document], list[tuple[int, int]]]:
-    """Documents of 3,000 characters made of real sentences, one in five a copy of another with some words replaced.
-
-    Also the pairs (original, copy).
-    """
+def with_copies(count: int) -> list[Document]:
+    """Documents of 3,000 characters made of real sentences, one in five a copy of another with some words replaced."""
     from pydoc_data.topics import topics
 
     chance = random.Random(1)
@@ -61,20 +58,17 @@ def with_copies(count: int) -> tuple[list[Document], list[tuple[int, int]]]:
     pool = [sentence for sentence in parts if len(sentence) > 20]
     words = " ".join(pool).split()
     documents: list[Document] = []
-    planted = []
     for number in range(count):
         if number % 5 == 4:
-            original = chance.randrange(number)
+            old = documents[chance.randrange(number)]["text"].split(" ")
             share = chance.choice((0.01, 0.03, 0.05, 0.06, 0.07, 0.08, 0.09))
-            old = documents[original]["text"].split(" ")
             text = " ".join(chance.choice(words) if chance.random() < share else word for word in old)
-            planted.append((original, number))
         else:
             text = ""
             while len(text) < 3000:
                 text += chance.choice(pool) + " "
         documents.append({"id": f"{number:016x}", "text": text})
-    return documents, planted
+    return documents
 
 
 def write_documents(path: Path, documents: Iterable[Document]) -> Path:
