@@ -203,13 +203,13 @@ def encoder(name: str, source: Path) -> Timed:
     return lambda: deque(map(encode, texts), maxlen=0)
 
 
-def our_tokenize(workers: int, source: Path) -> Timed:
-    """`corpus.tokenize`: loads its vocabulary, reads, decompresses, parses, encodes, filters and writes."""
+def our_tokenize(source: Path) -> Timed:
+    """`corpus.tokenize`, one worker: loads its vocabulary, reads, decompresses, parses, encodes, filters and writes."""
     from corpus.tokenize import tokenize
 
     one = write_documents(source.with_name("one.jsonl.zst"), [next(read_documents(source))])
     tokenize([one], source.with_name("one"), TokenizeSettings(), allow_empty=True)
-    return lambda: tokenize([source], source.with_name("out"), TokenizeSettings(), workers=workers)
+    return lambda: tokenize([source], source.with_name("out"), TokenizeSettings(), workers=1)
 
 
 def tokenize(arguments: Namespace) -> Iterator[Row]:
@@ -219,8 +219,7 @@ def tokenize(arguments: Namespace) -> Iterator[Row]:
     source = write_documents(arguments.work / "in.jsonl.zst", documents)
     names = ("tiktoken, encode_to_numpy", "gigatoken, encode", "tokenizers, encode")
     contenders = {name: partial(encoder, name, source) for name in names}
-    for workers, label in ((1, "1 worker"), (2, "2 workers")):
-        contenders[f"corpus.tokenize, {label}, end to end"] = partial(our_tokenize, workers, source)
+    contenders["corpus.tokenize, end to end"] = partial(our_tokenize, source)
     yield from compare("encoding", contenders, arguments.rounds, megabytes, "MB", clock="cpu")
 
 
