@@ -48,7 +48,6 @@ class Size(NamedTuple):
 
 SIZES = {
     "tiny": Size(ModelSettings(n_layer=2, n_head=2, n_embd=32, seq_len=16, vocab_size=256, dropout=0), 2, 1),
-    "small": Size(ModelSettings(n_layer=6, n_embd=384, n_head=6, seq_len=256, dropout=0), 4, 2),
     "124m": Size(ModelSettings(n_layer=12, n_embd=768, n_head=12, seq_len=1024, dropout=0), 1, 1),
     "345m": Size(ModelSettings(n_layer=24, n_embd=1024, n_head=16, seq_len=1024, dropout=0), 16, 20),
     "1.5b": Size(ModelSettings(n_layer=48, n_embd=1600, n_head=25, seq_len=1024, dropout=0), 8, 1),
