@@ -1,7 +1,7 @@
 """A checkpoint on its way to the disk and back: ours, with hashes and manifest, against a copy of its files.
 
 A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 124M. The copy shows the disk's limit:
-shutil.copyfile of the same files, and fsync. The peers write the same tensors, and fsync: torch.save, safetensors, and
+shutil.copyfile of the same files, and fsync. The peers write the same tensors: safetensors, with fsync, and
 torch.distributed.checkpoint with its defaults. Reads find the files in the page cache, like the copy its source; ours
 verifies the XXH3 of every file first. Each save begins when the files of the one before are removed: on a virtual
 machine whose host takes free memory back, pages freed a moment ago are faster than others.
@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import Contender, Row, compare, timed
+from benchmarks.harness import Row, compare, timed
 from benchmarks.step import SIZES, Job, opened, write_dataset
 from common.files import fsync
 
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
     from training.checkpoint.writing import CheckpointWriter
     from training.planning.run import Plan
     from training.session import Session
-
-
-def copy_files(source: Path, target: Path) -> None:
-    """Copy the files of a folder one after the other, and wait for the disk."""
-    target.mkdir()
-    for path in sorted(source.iterdir()):
-        shutil.copyfile(path, target / path.name)
-        fsync(target / path.name)
 
 
 def _writer(plan: "Plan", session: "Session", folder: Path) -> "CheckpointWriter":
@@ -52,7 +44,6 @@ def _writer(plan: "Plan", session: "Session", folder: Path) -> "CheckpointWriter
 
 def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> list[Row]:
     """Rows of both directions; each load reads what the save before it wrote."""
-    import torch
     from safetensors.torch import load_file, save_file
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
@@ -78,17 +69,16 @@ def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> l
         assert manifest is not None
         checkpoint.load(manifest, session.parameters, session.optimizer)
 
-    def torch_save() -> None:
-        torch.save(tensors(), file)
-        fsync(file)
-
     def safetensors_save() -> None:
         save_file({name: tensor.contiguous() for name, tensor in tensors().items()}, file)
         fsync(file)
 
     def copy() -> None:
         assert saver.newest is not None
-        copy_files(saver.newest, theirs / "copy")
+        (theirs / "copy").mkdir()
+        for path in sorted(saver.newest.iterdir()):
+            shutil.copyfile(path, theirs / "copy" / path.name)
+            fsync(theirs / "copy" / path.name)
 
     def clear(label: str) -> None:
         if label.startswith("save"):
@@ -98,21 +88,18 @@ def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> l
             theirs.mkdir()
             os.sync()
 
-    actions: dict[str, tuple[Callable[[], object], float | None]] = {
-        "save: copy of the files": (copy, None),
-        "save: torch.save": (torch_save, None),
-        "load: torch.load": (lambda: fill(torch.load(file, weights_only=True)), None),
-        "save: safetensors": (safetensors_save, None),
-        "load: safetensors": (lambda: fill(load_file(file)), None),
-        "save: torch.distributed.checkpoint": (lambda: state_dict_saver.save(tensors(), **library), None),
-        "load: torch.distributed.checkpoint": (lambda: state_dict_loader.load(tensors(), **library), None),
-        "save: ours, with hashes and manifest": (our_save, 1.2),
-        "load: ours, verified": (our_load, 2.0),
+    actions: dict[str, Callable[[], object]] = {
+        "save: copy of the files": copy,
+        "save: safetensors": safetensors_save,
+        "load: safetensors": lambda: fill(load_file(file)),
+        "save: torch.distributed.checkpoint": lambda: state_dict_saver.save(tensors(), **library),
+        "load: torch.distributed.checkpoint": lambda: state_dict_loader.load(tensors(), **library),
+        "save: ours, with hashes and manifest": our_save,
+        "load: ours, verified": our_load,
     }
     our_save()  # the source of the copy; it also makes the kernel allocate the memory
     gigabytes = sum(tensor.nbytes for tensor in tensors().values()) / 1e9
-    contenders = [Contender(label, lambda run: run, (run,), bar=bar) for label, (run, bar) in actions.items()]
-    return compare("checkpoint", contenders, rounds, gigabytes, "GB", here=True, before=clear)
+    return compare("checkpoint", actions, rounds, gigabytes, "GB", here=True, before=clear)
 
 
 def in_background(plan: "Plan", session: "Session", folder: Path, rounds: int) -> list[Row]:

@@ -1,56 +1,61 @@
 """Benchmarks of the corpus steps.
 
-    python -m benchmarks.corpus blacklist
+    python -m benchmarks.corpus clean
     python -m benchmarks.corpus extract --texts ../article-extraction-benchmark
-    python -m benchmarks.corpus scrape
 
 Each prints tables for docs/benchmarks.md; a ratio is the speed relative to a peer in the same run.
 """
 
 import os
+import shutil
 import sys
 from argparse import Namespace
+from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from benchmarks import corpus_peers, extract, harness, scrape
-from benchmarks.harness import Case, Contender, Row, Timed, compare
-from benchmarks.inputs import cut, make_urls, packaged_texts, read_texts, with_copies, write_documents
+from benchmarks import extract, harness
+from benchmarks.harness import Case, Row, Timed, compare
+from benchmarks.inputs import cut, read_texts, with_copies, write_documents
 from common import cli
-from common.files import Document, read_documents, read_json_lines, shard_paths
-from common.settings import BlacklistSettings, CleanSettings, DedupSettings, TokenizeSettings
-
-# ------------------------------------------------------------------------------------------------ URL rules
-
-
-def our_blacklist(source: Path, target: Path, shards: int) -> Timed:
-    """`corpus.blacklist` into one file, or into a folder of shards."""
-    from corpus.blacklist import blacklist
-
-    outputs = [target] if shards == 1 else shard_paths(target, shards, ".txt")
-    one = source.with_name("one.txt")
-    one.write_text("http://example.org/\n")
-    blacklist([one], outputs, BlacklistSettings())  # imports modules and reads lists
-    return lambda: {"kept": blacklist([source], outputs, BlacklistSettings()).documents_out}
+from common.files import Document, document_writer, fsync, read_documents
+from common.settings import CleanSettings, DedupSettings, TokenizeSettings
+from common.tokenizer import END_OF_TEXT, VocabularyFiles, vocabulary_files
 
 
-def blacklist(arguments: Namespace) -> Iterator[Row]:
-    """URL rules beside the published recipe: URLs per CPU second, start-up excluded."""
-    source, work = arguments.work / "urls.txt", arguments.work
-    with source.open("w", encoding="utf-8") as file:
-        file.writelines(f"{url}\n" for url in make_urls(arguments.count))
-    contenders = [
-        Contender("published recipe", corpus_peers.url_recipe, (source, work / "recipe.txt")),
-        Contender("corpus.blacklist", our_blacklist, (source, work / "ours.txt", 1), bar=1.2),
-        Contender("corpus.blacklist, 1,000 shards", our_blacklist, (source, work / "shards", 1000)),
-    ]
-    yield from compare("URL rules", contenders, arguments.rounds, arguments.count, "URLs", clock="cpu")
+def clean_recipe(source: Path, target: Path, seed: int) -> Timed:
+    """`ftfy.fix_text` and langdetect on every text, with OpenWebText's rules; langdetect is random."""
+    import ftfy
+    from langdetect import DetectorFactory, LangDetectException, detect
 
+    DetectorFactory.seed = seed
+    settings = CleanSettings()
+    detect("What its profiles are loaded for.")
 
-# ------------------------------------------------------------------------------------------------ cleaning
+    def keeps(text: str) -> bool:
+        if len(text) < settings.min_characters:
+            return False
+        if len(text) < settings.javascript_characters and "javascript" in text.lower():
+            return False
+        try:
+            return bool(detect(text) == settings.language)
+        except LangDetectException:
+            return False
+
+    def run() -> dict[str, Any]:
+        ids = set()
+        with document_writer(target) as write:
+            for document in read_documents(source):
+                if keeps(text := ftfy.fix_text(document["text"])):
+                    write({**document, "text": text})
+                    ids.add(document["id"])
+        return {"kept": ids}
+
+    return run
 
 
 def our_clean(source: Path, target: Path) -> Timed:
@@ -71,22 +76,62 @@ def our_clean(source: Path, target: Path) -> Timed:
 
 def clean(arguments: Namespace) -> Iterator[Row]:
     """Cleaning beside ftfy and langdetect, and agreement with them, whose second seed shows the upper limit."""
-    sets = {folder.name: read_texts(folder) for folder in arguments.texts or ()} or {"packaged": packaged_texts()}
-    for name, texts in sets.items():
-        documents = cut(texts, arguments.count)
+    for folders in [[folder] for folder in arguments.texts or ()] or [[]]:
+        documents = cut(read_texts(folders), arguments.count)
         source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out.jsonl.zst"
-        contenders = [
-            Contender("plain recipe", corpus_peers.clean_recipe, (source, target, 0)),
-            Contender("plain recipe, another seed", corpus_peers.clean_recipe, (source, target, 1)),
-            Contender("corpus.clean", our_clean, (source, target), bar=9),
-        ]
+        contenders = {
+            "plain recipe": partial(clean_recipe, source, target, 0),
+            "plain recipe, another seed": partial(clean_recipe, source, target, 1),
+            "corpus.clean": partial(our_clean, source, target),
+        }
         rows = compare("cleaning", contenders, arguments.rounds, len(documents), "documents", clock="cpu")
         for row in rows:
             alike = 1 - len(row["kept"] ^ rows[0]["kept"]) / len(documents)
+            name = folders[0].name if folders else "packaged"
             yield {"texts": name, **row, "kept": len(row["kept"]), "decided alike %": 100 * alike}
 
 
-# ------------------------------------------------------------------------------------------------ deduplication
+def _ngrams(text: str) -> list[str]:
+    return list({text[start : start + 5] for start in range(len(text) - 4)})
+
+
+def rensa_signatures(source: Path) -> Timed:
+    """R-MinHash with 120 permutations over character 5-grams."""
+    from rensa import RMinHash
+
+    texts = [document["text"] for document in read_documents(source)]
+
+    def run() -> None:
+        for text in texts:
+            minhash = RMinHash(num_perm=120, seed=1)
+            minhash.update(_ngrams(text))
+            minhash.digest()
+
+    return run
+
+
+def _minhash(document: Document) -> Any:
+    from datasketch import MinHash
+
+    minhash = MinHash(num_perm=120, seed=1)
+    minhash.update_batch([shingle.encode() for shingle in _ngrams(document["text"])])
+    return minhash
+
+
+def datasketch_dedup(source: Path) -> Timed:
+    """datasketch's recipe: MinHash and MinHashLSH with the same bands; keeps the first document, verifies nothing."""
+    from datasketch import MinHashLSH
+
+    _minhash(next(read_documents(source)))
+
+    def run() -> None:
+        index = MinHashLSH(num_perm=120, params=(20, 6))
+        for document in read_documents(source):
+            minhash = _minhash(document)
+            if not index.query(minhash):
+                index.insert(document["id"], minhash)
+
+    return run
 
 
 def our_signatures(source: Path) -> Timed:
@@ -114,73 +159,67 @@ def our_dedup(source: Path, target: Path) -> Timed:
 
 
 def dedup(arguments: Namespace) -> Iterator[Row]:
-    """Deduplication beside datasketch and rensa; then recall and precision by true Jaccard similarity."""
-    documents, planted = with_copies(arguments.count)
+    """Deduplication beside datasketch, and its signatures beside rensa."""
+    documents = with_copies(arguments.count)
     source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out"
-    signatures = [
-        Contender("signatures: datasketch", corpus_peers.datasketch_signatures, (source,)),
-        Contender("signatures: corpus.dedup", our_signatures, (source,), bar=2.8),
-    ]
-    if find_spec("rensa"):
-        signatures.insert(0, Contender("signatures: rensa", corpus_peers.rensa_signatures, (source,)))
-    whole = [
-        Contender("end to end: datasketch MinHashLSH, unverified", corpus_peers.datasketch_dedup, (source,)),
-        Contender("end to end: corpus.dedup run, verified", our_dedup, (source, target), bar=6.0),
-    ]
+    rensa = {"signatures: rensa": partial(rensa_signatures, source)} if find_spec("rensa") else {}
+    signatures = rensa | {
+        "signatures: corpus.dedup": partial(our_signatures, source),
+    }
+    whole = {
+        "end to end: datasketch MinHashLSH, unverified": partial(datasketch_dedup, source),
+        "end to end: corpus.dedup run, verified": partial(our_dedup, source, target),
+    }
     for contenders in (signatures, whole):
         rows = compare("deduplication", contenders, arguments.rounds, len(documents), "documents", clock="cpu")
         yield from ({**row, "kept": row.get("kept")} for row in rows)
-    yield from _recall(documents, planted, target)
 
 
-def _recall(documents: list[Document], planted: list[tuple[int, int]], target: Path) -> Iterator[Row]:
-    """Planted pairs that share a cluster; and members of clusters that truly resemble another member."""
-    import orjson
+def encoder(name: str, source: Path) -> Timed:
+    """Encode every text with one call of a library; the texts are in memory, the ids are dropped."""
+    from tokenizers import ByteLevelBPETokenizer
 
-    def similarity(one: int, other: int) -> float:
-        texts = documents[one]["text"], documents[other]["text"]
-        a, b = ({text[start : start + 5] for start in range(len(text) - 4)} for text in texts)
-        return len(a & b) / len(a | b)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    files = vocabulary_files()
+    assert isinstance(files, VocabularyFiles)
+    theirs: Any = ByteLevelBPETokenizer(str(files.encoder_json), str(files.vocab_bpe))
+    encode = theirs.encode
+    if name.startswith("tiktoken"):
+        import tiktoken
+        from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+        from tiktoken_ext.openai_public import r50k_pat_str
 
-    removed = chain.from_iterable(map(read_json_lines, (target / "removed").glob("*")))
-    survivor = {one["id"]: one["survivor"] for one in map(orjson.loads, removed)}
-    of = [str(survivor.get(document["id"], document["id"])) for document in documents]
-    for least in (0.7, 0.8):
-        pairs = [pair for pair in planted if similarity(*pair) >= least]
-        share = sum(of[one] == of[other] for one, other in pairs) / len(pairs)
-        yield {"measure": f"pairs at Jaccard >= {least}", "of": len(pairs), "share": share}
-    clusters: dict[str, list[int]] = {}
-    for number, name in enumerate(of):
-        clusters.setdefault(name, []).append(number)
-    checked = [cluster for cluster in clusters.values() if len(cluster) > 1][:300]
-    right = [any(similarity(n, m) >= 0.7 for m in cluster if m != n) for cluster in checked for n in cluster]
-    yield {"measure": "clustered documents with a true duplicate", "of": len(right), "share": sum(right) / len(right)}
+        os.environ["TIKTOKEN_CACHE_DIR"] = ""  # it would copy the files to /tmp
+        ranks = data_gym_to_mergeable_bpe_ranks(str(files.vocab_bpe), str(files.encoder_json))
+        special = {END_OF_TEXT: 50256}
+        encode = tiktoken.Encoding(
+            "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special
+        ).encode_to_numpy
+    elif name.startswith("gigatoken"):
+        import gigatoken
+
+        encode = gigatoken.Tokenizer(theirs._tokenizer).encode
+    texts = [document["text"].replace(END_OF_TEXT, "") for document in read_documents(source)]
+    return lambda: deque(map(encode, texts), maxlen=0)
 
 
-# ------------------------------------------------------------------------------------------------ tokens and datasets
-
-
-def our_tokenize(workers: int, source: Path) -> Timed:
-    """`corpus.tokenize`: loads its vocabulary, reads, decompresses, parses, encodes, filters and writes."""
+def our_tokenize(source: Path) -> Timed:
+    """`corpus.tokenize`, one worker: loads its vocabulary, reads, decompresses, parses, encodes, filters and writes."""
     from corpus.tokenize import tokenize
 
     one = write_documents(source.with_name("one.jsonl.zst"), [next(read_documents(source))])
     tokenize([one], source.with_name("one"), TokenizeSettings(), allow_empty=True)
-    return lambda: tokenize([source], source.with_name("out"), TokenizeSettings(), workers=workers)
+    return lambda: tokenize([source], source.with_name("out"), TokenizeSettings(), workers=1)
 
 
 def tokenize(arguments: Namespace) -> Iterator[Row]:
     """Encoding beside bare encoders. gigatoken caches words, so give it real texts."""
-    texts = chain.from_iterable(map(read_texts, arguments.texts)) if arguments.texts else packaged_texts()
-    documents = cut(texts, arguments.count)
+    documents = cut(read_texts(arguments.texts or ()), arguments.count)
     megabytes = sum(len(document["text"].encode()) for document in documents) / 1e6
     source = write_documents(arguments.work / "in.jsonl.zst", documents)
-    names = ("tiktoken, encode_to_numpy", "tiktoken, encode_ordinary", "gigatoken, encode", "tokenizers, encode")
-    contenders = [Contender(name, corpus_peers.encoder, (name, source)) for name in names]
-    contenders += [
-        Contender("corpus.tokenize, 1 worker, end to end", our_tokenize, (1, source), bar=4.6),
-        Contender("corpus.tokenize, 2 workers, end to end", our_tokenize, (2, source)),
-    ]
+    names = ("tiktoken, encode_to_numpy", "gigatoken, encode", "tokenizers, encode")
+    contenders = {name: partial(encoder, name, source) for name in names}
+    contenders["corpus.tokenize, end to end"] = partial(our_tokenize, source)
     yield from compare("encoding", contenders, arguments.rounds, megabytes, "MB", clock="cpu")
 
 
@@ -203,6 +242,39 @@ def make_shards(folder: Path, shards: int, tokens: int) -> list[Path]:
     return prefixes
 
 
+def copy_bins(inputs: list[Path], output: Path) -> Timed:
+    """Concatenate the .bin files, and wait for the disk."""
+
+    def run() -> None:
+        with open(f"{output}.bin", "wb") as file:
+            for prefix in inputs:
+                with open(f"{prefix}.bin", "rb") as part:
+                    shutil.copyfileobj(part, file, 1 << 20)
+        fsync(Path(f"{output}.bin"))
+
+    return run
+
+
+def megatron_merge(inputs: list[Path], output: Path) -> Timed:
+    """megatron-core: `add_index` per dataset, without its `gc.collect` after each, which takes 0.25 s; `finalize`."""
+    import warnings
+
+    import numpy as np
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    def run() -> None:
+        builder = IndexedDatasetBuilder(f"{output}.bin", dtype=np.uint16)
+        with patch("gc.collect"):
+            for prefix in inputs:
+                builder.add_index(str(prefix))
+        builder.finalize(f"{output}.idx")
+
+    return run
+
+
 def our_merge(inputs: list[Path], output: Path) -> Timed:
     """`corpus.merge_index`."""
     from corpus.merge_index import merge_index
@@ -214,31 +286,26 @@ def merge_index(arguments: Namespace) -> Iterator[Row]:
     """Merging datasets beside megatron-core, by the clock; rows read from memory and write to disk.
 
     Ours checks the ids and both checksums, and like the plain copy waits for the disk; megatron-core's builder does
-    neither. It runs Python's garbage collector after every shard, so another row measures it without.
+    neither.
     """
     shards, output = arguments.count, arguments.work / "out"
     inputs = make_shards(arguments.work / "in", shards, arguments.length)
-    contenders = [
-        Contender("plain copy of the .bin", corpus_peers.copy_bins, (inputs, output)),
-        Contender("corpus.merge_index", our_merge, (inputs, output), bar=0.29),
-    ]
+    contenders = {
+        "plain copy of the .bin": partial(copy_bins, inputs, output),
+        "corpus.merge_index": partial(our_merge, inputs, output),
+    }
     if find_spec("megatron"):
-        for label, collecting in (("megatron-core, not collecting", False), ("megatron-core, add_index", True)):
-            if shards < 1000 or not collecting:  # 0.25 s per shard
-                contenders.append(Contender(label, corpus_peers.megatron_merge, (inputs, output, collecting)))
+        contenders["megatron-core, add_index"] = partial(megatron_merge, inputs, output)
     gigabytes = sum(prefix.with_suffix(".bin").stat().st_size for prefix in inputs) / 1e9
     for row in compare("merging", contenders, arguments.rounds, gigabytes, "GB"):
         yield {"shards": shards, **row}
 
 
 CASES: dict[str, Case] = {
-    "blacklist": (blacklist, {"count": 1_000_000, "rounds": 3}),
-    "charset": (extract.characters, {"texts": None}),
     "clean": (clean, {"count": 1000, "rounds": 3, "texts": None}),
     "dedup": (dedup, {"count": 5000, "rounds": 3}),
     "extract": (extract.measure, {"texts": None, "rounds": 3}),
-    "merge_index": (merge_index, {"count": 300, "length": 128, "rounds": 3, "folder": None}),
-    "scrape": (scrape.measure, {"count": 8000, "rounds": 5}),
+    "merge_index": (merge_index, {"count": 300, "length": 128, "rounds": 3}),
     "tokenize": (tokenize, {"count": 2000, "rounds": 1, "texts": None}),
 }
 

@@ -5,35 +5,58 @@ is that benchmark's: the 4-grams of words of each page, counted with repetitions
 computed from the means over pages. A page without a result has recall 0 and no precision.
 """
 
+import gzip
+import hashlib
 import random
 import re
 import warnings
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import import_module
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import packages_distributions
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from benchmarks.harness import Contender, Row, Timed, compare
-from benchmarks.inputs import Article, read_articles
+from benchmarks.harness import Row, Timed, compare
+from common.errors import InputError
+from common.files import read_json
 
 
-class Score(NamedTuple):
-    """Score of one page, each value between 0 and 1; None for a division by zero."""
+class Article(NamedTuple):
+    """A recorded page and the text that an extractor should find in it."""
 
-    precision: float | None
-    recall: float | None
+    url: str
+    body: bytes
+    gold: str
+    held_out: bool
+    """Whether the page is in the held-out half, by the hash of its key; rules are tuned on the other half."""
+
+
+def read_articles(folder: Path) -> list[Article]:
+    """The pages of the article-extraction-benchmark, sorted by key. Raises InputError for another kind of folder."""
+    truth = folder / "ground-truth.json"
+    if not truth.is_file():
+        where = "https://github.com/scrapinghub/article-extraction-benchmark"
+        raise InputError(f"{truth}: no such file; clone {where} and name its folder with --texts")
+    found = []
+    for key, one in sorted(read_json(truth).items()):
+        held_out = hashlib.sha256(key.encode()).digest()[0] % 2 == 1
+        body = gzip.decompress((folder / "html" / f"{key}.html.gz").read_bytes())
+        found.append(Article(one["url"], body, one["articleBody"], held_out))
+    return found
+
+
+Score = tuple[float | None, float | None]
+"""Precision and recall of a page; None for a division by zero."""
 
 
 def score(gold: str, answer: str) -> Score:
     """Precision and recall of the answer's 4-grams of words."""
     wanted, found = _ngrams(gold), _ngrams(answer)
     common = (wanted & found).total()
-    return Score(common / found.total() if found else None, common / wanted.total() if wanted else None)
+    return common / found.total() if found else None, common / wanted.total() if wanted else None
 
 
 def _ngrams(text: str) -> Counter[tuple[str, ...]]:
@@ -43,8 +66,7 @@ def _ngrams(text: str) -> Counter[tuple[str, ...]]:
 
 def overall(scores: Sequence[Score]) -> tuple[float, float, float]:
     """F1, precision and recall over pages."""
-    precision = mean([page.precision for page in scores if page.precision is not None] or [0.0])
-    recall = mean([page.recall for page in scores if page.recall is not None] or [0.0])
+    precision, recall = (mean([one for one in ones if one is not None] or [0.0]) for ones in zip(*scores, strict=True))
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0, precision, recall
 
 
@@ -55,56 +77,40 @@ def _f1(scores: Sequence[Score]) -> str:
     return f"{overall(scores)[0]:.3f} ± {error:.3f}"
 
 
-# ------------------------------------------------------------------------------------------------ the contenders
+def _reader(name: str) -> Callable[[Article], str]:
+    """The text that an extractor finds in a page; peers get it decoded."""
+    from corpus.extract.charset import decode
+    from corpus.extract.extractors import extract, load_extractors
 
-
-def _reader(name: str) -> Callable[[str, str], str]:
-    """The text that a peer finds in HTML and its URL; `tags stripped` is all text of the page."""
-    if name == "tags stripped":
-        from trafilatura import load_html
-
-        parts = "//body//text()[not(parent::script or parent::style)]"
-        return lambda html, url: " ".join(load_html(html).xpath(parts))
+    if name.startswith("ours: "):
+        extractors = load_extractors([name.removeprefix("ours: ")])
+        return lambda page: extract(page.body, "text/html", page.url, extractors).text
     if name.startswith("trafilatura"):
         from trafilatura.core import bare_extraction
 
         options = {"fast": name.endswith("fast"), "include_comments": False, "with_metadata": True}
-        return lambda html, url: getattr(bare_extraction(html, url=url, **options), "text", "")
+        return lambda page: getattr(
+            bare_extraction(decode(page.body, "text/html"), url=page.url, **options), "text", ""
+        )
     import newspaper  # newspaper3k, or newspaper4k, which has the same module
 
-    def read(html: str, url: str) -> str:
-        page = newspaper.Article(url, fetch_images=False)
-        page.download(input_html=html)
-        page.parse()
-        return str(page.text)
+    def read(page: Article) -> str:
+        article = newspaper.Article(page.url, fetch_images=False)
+        article.download(input_html=decode(page.body, "text/html"))
+        article.parse()
+        return str(article.text)
 
     return read
 
 
-def peer(name: str, folder: Path) -> Timed:
-    """Decode and extract all pages with a peer."""
-    from corpus.extract.charset import decode
-
-    read = _reader(name)
-    return work(lambda article: read(decode(article.body, "text/html"), article.url), folder)
-
-
-def ours(names: Sequence[str], folder: Path) -> Timed:
-    """`scrape.extractors`."""
-    from corpus.extract.extractors import extract, load_extractors
-
-    extractors = load_extractors(names)
-    return work(lambda article: extract(article.body, "text/html", article.url, extractors).text, folder)
-
-
-def work(extract: Callable[[Article], str], folder: Path) -> Timed:
+def extracting(name: str, folder: Path) -> Timed:
     """Extract all pages."""
-    articles = read_articles(folder)
+    read, articles = _reader(name), read_articles(folder)
     warnings.simplefilter("ignore")  # newspaper's date parser warns about every unknown time zone
 
     def answer(article: Article) -> str:
         try:
-            return extract(article)
+            return read(article)
         except Exception:  # newspaper3k fails on some pages: they have no result
             return ""
 
@@ -116,11 +122,9 @@ def measure(arguments: Namespace) -> Iterator[Row]:
     """HTML extraction beside trafilatura and newspaper, against a gold standard."""
     folder = arguments.texts[0] if arguments.texts else Path("data/articles")
     articles = read_articles(folder)
-    held_out = [article.held_out for article in articles]
-    peers = ("trafilatura, fast", "trafilatura", packages_distributions()["newspaper"][0], "tags stripped")
-    contenders = [Contender(name, peer, (name, folder)) for name in peers]
-    for name in ("trafilatura", "resiliparse"):
-        contenders.append(Contender(f"ours: {name}", ours, ([name], folder), bar=1.2))
+    peers = ("trafilatura, fast", "trafilatura", packages_distributions()["newspaper"][0])
+    names = (*peers, "ours: trafilatura", "ours: resiliparse")
+    contenders = {name: partial(extracting, name, folder) for name in names}
     for row in compare("extractor", contenders, arguments.rounds, len(articles), "pages", clock="cpu"):
         scores = [score(article.gold, answer) for article, answer in zip(articles, row["answers"], strict=True)]
         _, precision, recall = overall(scores)
@@ -129,62 +133,7 @@ def measure(arguments: Namespace) -> Iterator[Row]:
             "F1": _f1(scores),
             "precision": precision,
             "recall": recall,
-            "F1, held-out half": _f1([page for page, held in zip(scores, held_out, strict=True) if held]),
-            "answered %": 100 * sum(bool(answer.strip()) for answer in row["answers"]) / len(articles),
+            "F1, held-out half": _f1(
+                [page for page, article in zip(scores, articles, strict=True) if article.held_out]
+            ),
         }
-
-
-# ------------------------------------------------------------------------------------------------ characters
-
-_WIDER = {"iso-8859-1": "cp1252", "shift_jis": "cp932", "gb2312": "gbk", "euc-kr": "cp949"}  # what browsers understand
-_DECLARATION = re.compile(r"<\?xml[^>]*>|<meta[^>]*charset[^>]*>|\ufffd", re.IGNORECASE)
-
-
-def _beyond_ascii(text: str) -> Counter[str]:
-    return Counter(character for character in text if character > "\x9f" and character != "\ufffd")
-
-
-def _undeclared(pages: Iterable[tuple[str, bytes]], most: int) -> list[tuple[str, str]]:
-    """Pages that have characters beyond ASCII, without their declarations: URL and HTML."""
-    texts = [(url, _DECLARATION.sub("", body.decode("utf-8", "replace"))) for url, body in pages]
-    texts = [(url, text) for url, text in texts if _beyond_ascii(text)]
-    return texts[:: max(1, len(texts) // most)][:most]
-
-
-def characters(arguments: Namespace) -> Iterator[Row]:
-    """The share of non-ASCII characters that re-encoded pages lose, by where they declare their encoding.
-
-    `--texts`: the folder of English articles, then one with a folder of HTML per language (de-DE, zh-TW, …).
-    """
-    from corpus.extract.charset import decode
-
-    articles, *books = arguments.texts or [Path("data/articles")]
-    detectors = list(filter(find_spec, ("charset_normalizer", "chardet", "cchardet")))
-    for line in (Path(__file__).parent / "encodings.txt").read_text(encoding="utf-8").splitlines()[1:]:
-        language, domain, *labels = line.split()
-        if language == "en":  # whose pages have few of these characters
-            pages = _undeclared([(one.url, one.body) for one in read_articles(articles)], 72)
-        else:
-            files = sorted(path for book in books for path in book.glob(f"{language}*/*.html"))
-            pages = _undeclared([(f"http://one.{domain}/", file.read_bytes()) for file in files], 12)
-        for label in labels if pages else ():
-            codec, lost, total = _WIDER.get(label, label), Counter[str](), 0
-            meta = f'<!DOCTYPE html><head><meta charset="{label}">'.encode() if "utf-16" not in codec else b""
-            for url, text in pages:
-                body = text.encode(codec, "xmlcharrefreplace")
-                wanted = _beyond_ascii(body.decode(codec))
-                total += wanted.total()
-                answers = {
-                    "HTTP": decode(body, f"text/html; charset={label}", url),
-                    "<meta>": decode(meta + body, "text/html", url),
-                    "nothing": decode(body, "text/html", url),
-                    "wrong: utf-8": decode(body, "text/html; charset=utf-8", url),
-                    "wrong: iso-8859-1": decode(body, "text/html; charset=iso-8859-1", url),
-                }
-                for name in detectors:
-                    found = import_module(name).detect(body)["encoding"]
-                    answers[name] = body.decode(found or "utf-8", "replace")
-                for name, answer in answers.items():
-                    lost[name] += (wanted - _beyond_ascii(answer)).total()
-            shares = {f"{name} %": 100 * count / max(total, 1) for name, count in lost.items()}
-            yield {"language": language, "encoding": label, "characters": total, **shares}

@@ -1,24 +1,20 @@
 """One harness for all benchmarks: contenders that take turns, each in its own process, and the tables of their rows.
 
-A case compares contenders on the same inputs. A contender's `work` prepares (imports, reading, a small run to warm up)
-and returns a function; only calls of that function are timed. A dict that it returns has further columns for the row.
+A case compares contenders on the same inputs. A contender prepares (imports, reading, a small run to warm up) and
+returns a function; only calls of that function are timed. A dict that it returns has further columns for the row.
 Rounds are interleaved, figures are medians over the rounds, and a ratio compares runs of the same round, so that other
-load on the machine affects all contenders alike. `bar` is the ratio that a claim in docs/benchmarks.md promises.
+load on the machine affects all contenders alike.
 """
 
 import argparse
-import json
 import os
 import platform
 import resource
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from datetime import UTC, datetime
-from functools import partial
 from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,17 +29,7 @@ from common.errors import JobError
 
 Row = Mapping[str, Any]
 """A line of a table: column -> a number, a text, or None. Rows with other columns begin a new table."""
-Timed = Callable[[], object]
-
-
-class Contender(NamedTuple):
-    """One row of a comparison."""
-
-    label: str
-    work: Callable[..., Timed]
-    arguments: tuple[Any, ...] = ()
-    bar: float | None = None
-    """The ratio that is claimed."""
+Timed = Callable[[], Any]
 
 
 class Run(NamedTuple):
@@ -57,20 +43,19 @@ class Run(NamedTuple):
     columns: dict[str, Any]
 
 
-def _fresh(contender: Contender) -> Run:
+def _fresh(label: str, prepare: Timed) -> Run:
     """Prepare and run in a new process. Raises JobError if that fails."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         try:
-            return pool.submit(_prepared_run, contender).result()
+            return pool.submit(_prepared_run, prepare).result()
         except BrokenProcessPool:
-            raise JobError(f"{contender.label}: its process ended; what it printed says why") from None
+            raise JobError(f"{label}: its process ended; what it printed says why") from None
         except Exception as error:
-            trace = str(error.__cause__).strip()
-            raise JobError(f"{contender.label}: {type(error).__name__}: {error}\n{trace}") from None
+            raise JobError(f"{label}: {type(error).__name__}: {error}\n{str(error.__cause__).strip()}") from None
 
 
-def _prepared_run(contender: Contender) -> Run:
-    return timed(contender.work(*contender.arguments))
+def _prepared_run(prepare: Timed) -> Run:
+    return timed(prepare())
 
 
 def timed(run: Timed) -> Run:
@@ -78,7 +63,7 @@ def timed(run: Timed) -> Run:
     wall, cpu = time.perf_counter(), _cpu_seconds()
     answer = run()
     taken = time.perf_counter() - wall, _cpu_seconds() - cpu
-    return Run(*taken, peak_memory(), answer if isinstance(answer, dict) else {})
+    return Run(*taken, _peak_memory(), answer if isinstance(answer, dict) else {})
 
 
 def _cpu_seconds() -> float:
@@ -86,15 +71,15 @@ def _cpu_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def peak_memory() -> int:
-    """Peak resident memory of this process, in bytes. getrusage's value would include the parent's at the fork."""
+def _peak_memory() -> int:
+    """Peak resident memory, in bytes. getrusage's value would include the parent's at the fork."""
     own = 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
     return max(own, 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
 def compare(
     title: str,
-    contenders: Sequence[Contender],
+    contenders: Mapping[str, Timed],
     rounds: int,
     count: float,
     unit: str,
@@ -104,49 +89,40 @@ def compare(
 ) -> list[Row]:
     """A row per contender, for `count` documents, bytes or tokens; `clock` gives speed and ratio to the first one.
 
-    Each run has a new process; or all are in this one (`here`), where contenders share what takes long to prepare.
+    Each run has a new process; or all are in this one (`here`), where contenders are prepared already.
     `before` is called before each run, for example to remove what the one before has written.
     """
-    runs: dict[str, list[Run]] = {contender.label: [] for contender in contenders}
-    ready = {
-        each.label: partial(timed, each.work(*each.arguments)) if here else partial(_fresh, each) for each in contenders
-    }
+    runs: dict[str, list[Run]] = {label: [] for label in contenders}
     for _ in range(rounds):
-        for label, run in ready.items():
+        for label, contender in contenders.items():
             before(label)
-            runs[label].append(run())
-    rows: list[Row] = []
-    for contender in contenders:
-        own = runs[contender.label]
-        taken, theirs = [[getattr(run, clock) for run in each] for each in (own, runs[contenders[0].label])]
-        rows.append(
-            {
-                title: contender.label,
-                unit: count,
-                "s": median(run.wall for run in own),
-                "CPU s": median(run.cpu for run in own),
-                f"{unit}/{'CPU s' if clock == 'cpu' else 's'}": count / median(taken),
-                "ratio": median(other / mine for mine, other in zip(taken, theirs, strict=True)),
-                "bar": contender.bar,
-                "peak MB": max(run.peak for run in own) / 1e6,
-                **own[-1].columns,
-            }
-        )
-    return rows
-
-
-# ------------------------------------------------------------------------------------------------ commands and tables
+            runs[label].append(timed(contender) if here else _fresh(label, contender))
+    taken = {label: [getattr(run, clock) for run in own] for label, own in runs.items()}
+    first = next(iter(taken.values()))
+    return [
+        {
+            title: label,
+            unit: count,
+            "s": median(run.wall for run in own),
+            "CPU s": median(run.cpu for run in own),
+            f"{unit}/{'CPU s' if clock == 'cpu' else 's'}": count / median(taken[label]),
+            "ratio": median(other / mine for mine, other in zip(taken[label], first, strict=True)),
+            "peak MB": max(run.peak for run in own) / 1e6,
+            **own[-1].columns,
+        }
+        for label, own in runs.items()
+    ]
 
 
 Case = tuple[Callable[[argparse.Namespace], Iterable[Row]], Mapping[str, Any]]
 """What `python -m benchmarks.AREA NAME` runs, described by its docstring, and its options with their defaults.
 
-The function gets the options, and a temporary folder as `work`.
+The function gets the options, and a temporary folder (of TMPDIR) as `work`.
 """
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "count": {"type": cli.positive_int, "metavar": "N", "help": "documents, URLs, pages, shards or steps"},
-    "length": {"type": cli.positive_int, "metavar": "N", "help": "mean tokens per document, or MB of a file"},
+    "count": {"type": cli.positive_int, "metavar": "N", "help": "documents, URLs, shards or tokens"},
+    "length": {"type": cli.positive_int, "metavar": "N", "help": "mean tokens per document"},
     "rounds": {"type": cli.positive_int, "metavar": "N", "help": "rounds per row"},
     "size": {"metavar": "NAME", "help": "size of the model"},
     "texts": {"type": cli.input_path, "nargs": "+", "metavar": "DIR", "help": "real texts or pages"},
@@ -154,8 +130,6 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "dropout": {"type": float, "metavar": "P", "help": "probability"},
     "tensor": {"type": cli.positive_int, "metavar": "N", "help": "tensor-parallel ranks"},
     "kernels": {"choices": ("on", "off"), "help": "whether our kernels are selected"},
-    "json": {"action": "store_true", "help": "a JSON object per row instead of a table"},
-    "folder": {"type": cli.output_folder, "metavar": "DIR", "help": "where to write (default: a temporary folder)"},
 }
 
 
@@ -171,21 +145,12 @@ def main(area: str, doc: str | None, cases: Mapping[str, Case], argv: Sequence[s
             words["help"] += f" (default {default})" if default else ""
             verb.add_argument(f"--{option}", default=default, **words)
     arguments = parser.parse_args(argv)
-    with TemporaryDirectory(dir=getattr(arguments, "folder", None)) as name:
+    with TemporaryDirectory() as name:
         arguments.work = Path(name)
-        found = cases[arguments.name][0](arguments)
-        if getattr(arguments, "json", False):
-            print(*(json.dumps(row) for row in found), sep="\n")
-            return 0
-        for rows in grouped(found):
-            print(f"{table(rows)}\n", flush=True)
+        for _, rows in groupby(cases[arguments.name][0](arguments), key=list):  # those with the same columns
+            print(f"{table([*rows])}\n", flush=True)
     print(machine())
     return 0
-
-
-def grouped(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Consecutive rows with the same columns: those of a table."""
-    return (list(same) for _, same in groupby(rows, key=list))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -211,8 +176,3 @@ def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     return f"{os.cpu_count()} x {name}, Python {platform.python_version()}, {datetime.now(UTC).date()}"
-
-
-def run_command(*words: object) -> None:
-    """Run `python -m WORDS` without its output."""
-    subprocess.run([sys.executable, "-m", *map(str, words)], check=True, stdout=subprocess.DEVNULL)

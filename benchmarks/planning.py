@@ -1,22 +1,19 @@
 """The planner's predicted speed against published runs.
 
-    python -m benchmarks.planning
-
 The runs are other software's. Megatron-LM of 2021 and 2022 computes attention by separate kernels, which write and read
 every score, and its selective recompute repeats them; it keeps weights in the type of the products; its tensor ranks
 each send a part of what goes to the next pipeline rank. These three differences are put into the prediction before it
 is compared ("as theirs"); `ours` is what is predicted for this trainer. Everything else is taken as equal.
 """
 
-import sys
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
 
-from benchmarks.harness import table
-from common import cli
+from benchmarks.harness import Row
 from common.settings import ModelSettings
 from training.planning.layout import Layout, Term, Workload
 from training.planning.machines import Machine, machine
@@ -38,15 +35,10 @@ class Run(NamedTuple):
     """The year of the Megatron-LM that ran it: 2021 or 2022; 0: other software."""
 
 
-def _read_runs() -> list[Run]:
-    text = (Path(__file__).parent / "published.yaml").read_text(encoding="utf-8")
-    return [
-        Run(**{**run, "model": ModelSettings(**run["model"]), "layout": Layout(**run["layout"])})
-        for run in yaml.safe_load(text)
-    ]
-
-
-RUNS = _read_runs()
+RUNS = [
+    Run(**{**run, "model": ModelSettings(**run["model"]), "layout": Layout(**run["layout"])})
+    for run in yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
+]
 
 
 def predict(run: Run) -> tuple[float, float]:
@@ -99,42 +91,25 @@ def _separate_attention(run: Run, workload: Workload, target: Machine) -> float:
     return more
 
 
-def row(run: Run) -> dict[str, str]:
-    """A line of the table."""
-    layout, (ours, theirs) = run.layout, predict(run)
-    peak = layout.world_size * 1e12 * machine(run.gpu, {}).gpu.bfloat16_tflops
-    work = flops_per_token(run.model) * layout.global_batch_size * run.model.seq_len
-    return {
-        "model": run.name,
-        "source": run.source,
-        "GPUs": f"{layout.world_size} {run.gpu}",
-        "t x p x d": f"{layout.tensor} x {layout.pipeline} x {layout.data}",
-        "b, m, v": f"{layout.micro_batch_size}, {layout.accumulation}, {layout.virtual_stages}",
-        "published": f"{run.seconds:.3g} s",
-        "as theirs": f"{theirs:.3g} s",
-        "error": f"{100 * error(run):+.0f} %",
-        "": "calibration" if run.calibrates else "held out",
-        "ours": f"{ours:.3g} s",
-        "ours, MFU": f"{100 * work / peak / ours:.0f} %",
-    }
-
-
-def summary(runs: Sequence[Run]) -> str:
-    """The mean and the largest error of both sets."""
-    lines = []
+def measure(_arguments: Namespace) -> Iterator[Row]:
+    """Predicted steps beside published ones; then the mean and the largest error of both sets."""
+    for run in RUNS:
+        layout, (ours, theirs) = run.layout, predict(run)
+        peak = layout.world_size * 1e12 * machine(run.gpu, {}).gpu.bfloat16_tflops
+        work = flops_per_token(run.model) * layout.global_batch_size * run.model.seq_len
+        yield {
+            "model": run.name,
+            "source": run.source,
+            "GPUs": f"{layout.world_size} {run.gpu}",
+            "t x p x d": f"{layout.tensor} x {layout.pipeline} x {layout.data}",
+            "b, m, v": f"{layout.micro_batch_size}, {layout.accumulation}, {layout.virtual_stages}",
+            "published": f"{run.seconds:.3g} s",
+            "as theirs": f"{theirs:.3g} s",
+            "error": f"{100 * error(run):+.0f} %",
+            "": "calibration" if run.calibrates else "held out",
+            "ours": f"{ours:.3g} s",
+            "ours, MFU": f"{100 * work / peak / ours:.0f} %",
+        }
     for name, calibrates in (("calibration", True), ("held out", False)):
-        errors = [abs(error(run)) for run in runs if run.calibrates == calibrates]
-        mean, largest = 100 * sum(errors) / len(errors), 100 * max(errors)
-        lines.append(f"{name}: {len(errors)} runs, mean error {mean:.0f} %, largest {largest:.0f} %")
-    return "\n".join(lines)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    cli.parser("benchmarks.planning", __doc__).parse_args(argv)
-    print(f"{table([row(run) for run in RUNS])}\n\n{summary(RUNS)}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(cli.run(main))
+        errors = [100 * abs(error(run)) for run in RUNS if run.calibrates == calibrates]
+        yield {"set": name, "runs": len(errors), "mean error %": sum(errors) / len(errors), "largest %": max(errors)}

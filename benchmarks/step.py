@@ -7,21 +7,19 @@ all cores. Ours lets glibc keep freed memory, as the trainer always does; the pe
 `benchmarks.gpu` has the steps on a GPU.
 """
 
-import time
 from argparse import Namespace
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.harness import Contender, Row, Timed, compare
+from benchmarks.harness import Row, Timed, compare
 from common.settings import Experiment, ModelSettings, Settings, TrainSettings
 from common.workers import available_cpus
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from training.dataset.batches import Batch
@@ -50,7 +48,6 @@ class Size(NamedTuple):
 
 SIZES = {
     "tiny": Size(ModelSettings(n_layer=2, n_head=2, n_embd=32, seq_len=16, vocab_size=256, dropout=0), 2, 1),
-    "small": Size(ModelSettings(n_layer=6, n_embd=384, n_head=6, seq_len=256, dropout=0), 4, 2),
     "124m": Size(ModelSettings(n_layer=12, n_embd=768, n_head=12, seq_len=1024, dropout=0), 1, 1),
     "345m": Size(ModelSettings(n_layer=24, n_embd=1024, n_head=16, seq_len=1024, dropout=0), 16, 20),
     "1.5b": Size(ModelSettings(n_layer=48, n_embd=1600, n_head=25, seq_len=1024, dropout=0), 8, 1),
@@ -88,9 +85,6 @@ def write_dataset(job: Job) -> None:
             writer.add_document((random.zipf(1.2, 4 * model.seq_len) % model.vocab_size).astype(np.uint16))
 
 
-# ------------------------------------------------------------------------------------------------ the contenders
-
-
 @contextmanager
 def opened(job: Job) -> "Iterator[tuple[Plan, Session]]":
     """Our trainer's model and optimiser, with the operations that it chooses, as a training opens them."""
@@ -118,12 +112,14 @@ def ours(job: Job) -> Steps:
 
 
 def transformers(job: Job) -> Steps:
-    """Hugging Face's model, compiled on a GPU; its loss ignores the last token of a sample."""
-    with _device():
+    """Hugging Face's model; its loss ignores the last token of a sample."""
+
+    def make() -> "nn.Module":
         model = hugging_face(job.size.model, job.size.rows).train()
-    model.loss_type = "ForCausalLM"  # its default anyway, but without a warning
-    forward = _compiled(model)
-    return _plain_loop(job, model, lambda batch: forward(input_ids=batch.tokens, labels=batch.tokens).loss)
+        model.loss_type = "ForCausalLM"  # its default anyway, but without a warning
+        return model  # type: ignore[no-any-return]
+
+    return _plain_loop(job, make, lambda model, batch: model(input_ids=batch.tokens, labels=batch.tokens).loss)
 
 
 def hugging_face(settings: ModelSettings, rows: int) -> Any:
@@ -142,25 +138,8 @@ def hugging_face(settings: ModelSettings, rows: int) -> Any:
 
 
 def nanogpt(job: Job) -> Steps:
-    """The plain model below, compiled on a GPU."""
-    with _device():
-        model = plain_gpt2(job.size)
-    forward = _compiled(model)
-    return _plain_loop(job, model, lambda batch: forward(batch.tokens, batch.targets)[1])
-
-
-def _compiled(model: "nn.Module") -> Any:
-    """The model as it is called: compiled on a GPU."""
-    import torch
-
-    return torch.compile(model) if torch.cuda.is_available() else model
-
-
-def _device() -> "torch.device":
-    """The GPU if there is one; inside `with`, tensors are made there."""
-    import torch
-
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The plain model below."""
+    return _plain_loop(job, partial(plain_gpt2, job.size), lambda model, batch: model(batch.tokens, batch.targets)[1])
 
 
 def plain_gpt2(size: Size) -> "nn.Module":
@@ -210,24 +189,26 @@ def plain_gpt2(size: Size) -> "nn.Module":
     return model
 
 
-def _plain_loop(job: Job, model: "nn.Module", mean_loss: Callable[["Batch"], "Tensor"]) -> Steps:
-    """Train with plain PyTorch."""
+def _plain_loop(job: Job, make: Callable[[], "nn.Module"], mean_loss: Callable[[Any, "Batch"], "Tensor"]) -> Steps:
+    """Train with plain PyTorch; on a GPU the model is made there and compiled."""
     import torch
 
     from training.dataset.batches import BatchForm, read_batch
     from training.planning.run import make_plan
 
-    device = _device()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(available_cpus())
     data, micro = make_plan(job.settings, "step").data.train, job.size.micro_batch_size
     form = BatchForm(data.end_of_text, pinned=device.type == "cuda")  # copied while the GPU works on the step before
-    model.to(device)
+    with device:
+        model = make()
+    called = torch.compile(model) if device.type == "cuda" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     first = 0
     while True:
         batch = read_batch(data, form, range(first, first + micro)).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = mean_loss(batch)
+            loss = mean_loss(called, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -236,7 +217,11 @@ def _plain_loop(job: Job, model: "nn.Module", mean_loss: Callable[["Batch"], "Te
         first += micro
 
 
-# ------------------------------------------------------------------------------------------------ the case
+CONTENDERS: Mapping[str, Callable[[Job], Steps]] = {
+    "nanoGPT-style": nanogpt,
+    "transformers": transformers,
+    "ours": ours,
+}
 
 
 def stepping(steps: Callable[[Job], Steps], job: Job) -> Timed:
@@ -247,74 +232,9 @@ def stepping(steps: Callable[[Job], Steps], job: Job) -> Timed:
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """An optimiser step beside transformers and a plain loop: tokens per second, for each size."""
-    for name in [arguments.size] if arguments.size else ["small", "124m"]:
-        size = SIZES[name]
-        job = Job(arguments.work / name, size)
-        write_dataset(job)
-        contenders = [
-            Contender("nanoGPT-style", stepping, (nanogpt, job)),
-            Contender("transformers", stepping, (transformers, job)),
-            Contender("ours", stepping, (ours, job), bar=1.1),
-        ]
-        tokens = size.steps * size.micro_batch_size * size.model.seq_len
-        rows = compare("step", contenders, arguments.rounds, tokens, "tokens")
-        yield from ({"size": name, **row} for row in rows)
-
-
-# ------------------------------------------------------------------------------------------------ the host's part
-
-
-LAYOUTS: Mapping[str, Mapping[str, Any]] = {
-    "one process": {},
-    "data 2, ZeRO 0": {"data": 2},
-    "tensor 2, data 2, ZeRO 1": {"tensor": 2, "data": 2, "zero_stage": 1},
-    "tensor 2, sequence parallel": {"tensor": 2, "sequence_parallel": True},
-}
-
-
-def host(arguments: Namespace) -> Iterator[Row]:
-    """CPU time of a 345M step beside its forward and backward passes, for each layout.
-
-    345M's 292 parameters, but narrow, and ranks that do not exist: what is left is the work of the host.
-    """
-    from unittest.mock import patch
-
-    import torch
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from training import step
-    from training.dataset.batches import Batch
-    from training.launch.process_group import World
-    from training.session import open_session
-
-    torch.set_num_threads(1)
-    narrow = SIZES["345m"].model.model_copy(update={"n_embd": 32, "seq_len": 16, "vocab_size": 256})
-    passes = step.run_micro_batches
-    for name, parallel in LAYOUTS.items():
-        train = {"iterations": 1, "micro_batch_size": 1, "accumulation": 1}
-        experiment = Experiment.model_validate({"model": narrow.model_dump(), "parallel": parallel, "train": train})
-        world = World(0, experiment.world_size, torch.device("cpu"))
-        if world.size > 1:
-            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world.size)
-        session, seconds = open_session(experiment, world), 0.0
-
-        def timed_passes(*options: Any, **more: Any) -> "Tensor":
-            nonlocal seconds
-            begun = time.process_time()
-            loss = passes(*options, **more)
-            seconds -= time.process_time() - begun
-            return loss
-
-        tokens = torch.zeros((1, narrow.seq_len), dtype=torch.long)
-        taken = []
-        with patch.object(step, "run_micro_batches", timed_passes):
-            for iteration in range(1, arguments.count + 3):  # the first ones allocate
-                seconds, begun = 0.0, time.process_time()
-                step.train_step(session, iteration, [Batch(tokens, tokens, None, narrow.seq_len)], 1e-4)
-                taken.append(time.process_time() - begun + seconds)
-        if world.size > 1:
-            dist.destroy_process_group()
-        parameters = len(session.parameters)
-        yield {"beside the passes": name, "parameters": parameters, "CPU ms": 1e3 * median(taken[2:]), "bar": 15}
+    """An optimiser step beside transformers and a plain loop: tokens per second."""
+    job = Job(arguments.work, size := SIZES[arguments.size])
+    write_dataset(job)
+    contenders = {name: partial(stepping, steps, job) for name, steps in CONTENDERS.items()}
+    tokens = size.steps * size.micro_batch_size * size.model.seq_len
+    yield from compare("step", contenders, arguments.rounds, tokens, "tokens")

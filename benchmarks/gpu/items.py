@@ -84,9 +84,6 @@ def seconds(run: Callable[[], object], device: "torch.device") -> float:
     return time.perf_counter() - begun
 
 
-# ------------------------------------------------------------------------------------------------ the processes
-
-
 def describe(pipe: Connection) -> None:
     """Send whether there is a GPU, and `NVIDIA H200, torch 2.11.0+cu130, CUDA 13.0`."""
     import torch
@@ -149,19 +146,22 @@ def last_line() -> str:
     return next((line for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
+def pytest_runtest_logreport(report: Any) -> None:
+    """Print a failure at once, as a pytest plugin: the run may be ended before pytest's summary."""
+    if report.failed:
+        print(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}", flush=True)
+
+
 def tests(context: Context) -> Iterator[Row]:
     """The tests that need a GPU, the quick ones first; a failure is in the log at once."""
     from training.kernels.build import FOLDER_VARIABLE, cache_folder
 
-    words = ["-W", "default", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.failures", "--durations=20"]
+    words = ["-W", "default", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.items", "--durations=20"]
     # most of a test is compilation, on a CPU
     words += ["-n", str(min(8, os.cpu_count() or 1))] if context.gpu and find_spec("xdist") else []
     # one cache: the tests need not compile what was built
     finish(start("pytest", "-m", "gpu", *words, *TESTS, **{FOLDER_VARIABLE: str(cache_folder())}))
     yield {"command": "pytest -m gpu", "last line": last_line().strip(" =").replace("|", "/")}
-
-
-# ------------------------------------------------------------------------------------------------ the device
 
 
 def machine(context: Context) -> Iterator[Row]:
@@ -189,9 +189,6 @@ def machine(context: Context) -> Iterator[Row]:
             "of": f"{rows} x {columns} x {inner}",
             **rate(2 * rows * columns * inner, "TFLOP/s", run),
         }
-
-
-# ------------------------------------------------------------------------------------------------ kernels
 
 
 def kernels(context: Context) -> Iterator[Row]:

@@ -76,9 +76,6 @@ def sanitizer(context: Context) -> Iterator[Row]:
     yield {"compute-sanitizer": "no errors"}
 
 
-# ------------------------------------------------------------------------------------------------ a mesh of one rank
-
-
 class Several(int):
     """1 rank, for which the layout does what it does for several: collectives, sharding, gathering."""
 
@@ -167,9 +164,6 @@ def _losses(experiment: "Experiment", world: "World", folder: Path) -> list[floa
     tokens = RandomTokens(experiment.model.seq_len, experiment.model.vocab_size)
     with closing(step_batches(session, tokens, 0)) as batches:
         return [train_step(session, number, next(batches), 1e-3).loss for number in range(1, _STEPS + 1)]
-
-
-# ------------------------------------------------------------------------------------------------ the main job
 
 
 def write_run(folder: Path, context: Context, train: dict[str, Any]) -> tuple[Path, Path]:

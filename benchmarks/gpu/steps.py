@@ -20,10 +20,9 @@ from typing import Any
 from benchmarks import checkpoint, training
 from benchmarks.gpu.items import Context, Item, seconds
 from benchmarks.harness import Row
-from benchmarks.step import SIZES, Job, Steps, nanogpt, ours, transformers, write_dataset
+from benchmarks.step import CONTENDERS, SIZES, Job, write_dataset
 from common.files import read_json
 
-_STEPS: Mapping[str, Callable[[Job], Steps]] = {"ours": ours, "nanoGPT-style": nanogpt, "transformers": transformers}
 _GOALS = {"345m": 50.0, "124m": 42.0}  # MFU in per cent at dropout 0; the best published are 46.2 and 40.5
 
 
@@ -65,7 +64,7 @@ def step(row: str, context: Context) -> Iterator[Row]:
 
     device = context.device
     job, who = job_of(row, context)
-    steps = _STEPS[who](job)
+    steps = CONTENDERS[who](job)
     first = seconds(lambda: next(steps), device)
     if context.gpu:
         torch.cuda.reset_peak_memory_stats()  # of what was measured to choose operations

@@ -17,8 +17,8 @@ characters:
 | 5 | the bytes are UTF-8 | errors <= n |
 | 6 | the detector | always; falls back to windows-1252 |
 
-Browsers always accept a declaration and lack steps 2 and 3. `python -m benchmarks.corpus charset` counts the characters
-lost. In steps 3 to 5 a character truncated at the end is not an error.
+Browsers always accept a declaration and lack steps 2 and 3. In steps 3 to 5 a character truncated at the end is not an
+error.
 """
 
 import codecs

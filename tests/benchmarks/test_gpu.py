@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import __main__ as command_line
-from benchmarks.gpu import failures, smoke
+from benchmarks.gpu import items as gpu_items
+from benchmarks.gpu import smoke
 from benchmarks.gpu.__main__ import PARTS, Report, measure, plan, run
 from benchmarks.gpu.items import TESTS, Context, Item
 from benchmarks.gpu.steps import items, job_of
@@ -133,7 +134,7 @@ def test_the_sanitizer_runs_the_check_without_a_pool_of_memory(
 
 def test_a_failing_test_is_printed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     for failed in (False, True):
-        failures.pytest_runtest_logreport(
+        gpu_items.pytest_runtest_logreport(
             SimpleNamespace(failed=failed, nodeid=f"test_{failed}", when="call", longreprtext="the traceback")
         )
     assert capsys.readouterr().out == "\nFAILED test_True (call)\nthe traceback\n"

@@ -5,7 +5,7 @@ is done once per step. The model is of this trainer: flash attention, recompute 
 
 Symbols: b micro-batch, m micro-batches per step, s sequence, h width, a heads, l layers of the rank, L of all, V padded
 vocabulary, t tensor, p pipeline, v virtual stages, d data, e bytes of an activation, n parameters of the GPU. Rates: R
-products, F float32, W memory, N link. `python -m benchmarks.planning` shows the errors against published runs.
+products, F float32, W memory, N link. `python -m benchmarks.training planning` shows the errors against published runs.
 """
 
 from common.settings import ModelSettings

@@ -1,4 +1,6 @@
-"""Each rule at its threshold and beyond it; C4, FineWeb and repetition as datatrove decides (benchmarks.filters)."""
+"""Each rule at its threshold and beyond it; C4, FineWeb and repetition as datatrove decides."""
+
+from pydoc_data.topics import topics
 
 import pytest
 
@@ -132,3 +134,16 @@ def test_repetition_of_lines_paragraphs_and_n_grams_is_found(text: str, said: st
 def test_more_than_thirty_percent_digits_are_too_many() -> None:
     assert judged("digits", "1" * 30 + "a" * 70) is None
     assert judged("digits", "1" * 31 + "a" * 69) == "31 of 100 characters are digits"
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [("c4", "C4Quality"), ("fineweb", "FineWebQuality"), ("gopher_repetition", "GopherRepetition")],
+)
+def test_it_decides_as_datatrove(name: str, theirs: str) -> None:
+    data = pytest.importorskip("datatrove.data", reason="datatrove is not installed")
+    rule = getattr(pytest.importorskip("datatrove.pipeline.filters"), f"{theirs}Filter")()
+    for text in topics.values():
+        document, found = data.Document(text=text, id=""), judged(name, text)
+        assert (rule.filter(document) is True) != isinstance(found, str)
+        assert not isinstance(found, Change) or found.text == document.text
