@@ -22,7 +22,7 @@ from common import cli
 from common.files import Document, document_writer, expand_inputs, read_documents
 from common.settings import CleanSettings
 from common.stats import Stats
-from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
 from corpus.text.filters import filters
 from corpus.text.verdicts import Filter, Text, Verdict
 
@@ -57,7 +57,7 @@ def clean(inputs: Sequence[Path], output: Path, settings: CleanSettings, **optio
 
     Raises InputError for unreadable input, EmptyResultError when nothing is left (unless `allow_empty`).
     """
-    step = Step("clean", inputs, **options, cure="relax `clean` in the configuration")
+    step = ShardStep("clean", inputs, **options, cure="relax `clean` in the configuration")
     languages, changes = Counter[str](), Counter[str]()
     with (
         step.map(partial(clean_document, filters(settings), settings.fold_whitespace)) as outcomes,

@@ -38,7 +38,7 @@ from common.files import (
 )
 from common.settings import DecontaminateSettings, Settings
 from common.stats import Stats
-from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
 from corpus.text.ngrams import find_matches, frequent_ngrams, ngrams_of, pieces, sum_counts
 from corpus.text.words import words
 
@@ -52,7 +52,7 @@ def count(inputs: Sequence[Path], settings: DecontaminateSettings, **options: Un
     """The first pass over some shards: the digest of the n-grams, and how often each of them occurs."""
     given, total = settings.model_dump_json(), Counter[int]()
     digest = ngrams_of(given).digest
-    step = Step("decontaminate count", inputs, **options | {"allow_empty": True})
+    step = ShardStep("decontaminate count", inputs, **options | {"allow_empty": True})
     with step.map(partial(find_numbers, given)) as found, step.results() as results:
         for numbers in found:
             total.update(numbers)
@@ -96,7 +96,7 @@ def cut(
     ngrams = ngrams_of(given)
     ignored = frequent_ngrams(counts, ngrams, settings.max_count)
     hits, touched = np.zeros(len(ngrams.texts), dtype=np.int64), Counter[str]()
-    step = Step("decontaminate", inputs, **options)
+    step = ShardStep("decontaminate", inputs, **options)
     with (
         step.map(partial(cut_document, settings, given, ignored)) as found,
         step.results(document_writer(output)) as results,

@@ -43,7 +43,7 @@ from common.files import (
 )
 from common.settings import BlacklistSettings, ScrapeSettings, SourceSettings
 from common.stats import Stats
-from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
 from corpus.scrape.offline import checked_pages, extracted
 from corpus.scrape.pages import count_date
 from corpus.sources.formats import READERS, recognised
@@ -61,7 +61,7 @@ def read_pages(
 
 def read_sources(
     sources: Sequence[SourceSettings],
-    step: Step,
+    step: ShardStep,
     from_warc: Callable[[Iterable[Path]], Iterator[Outcome]],
     known: Iterable[Path] = (),
 ) -> Iterator[Outcome]:
@@ -130,7 +130,7 @@ def ingest(
     input, EmptyResultError if no document has text.
     """
     workers = options.pop("workers", 1)
-    step = Step("ingest", [source.path for source in sources], **options)
+    step = ShardStep("ingest", [source.path for source in sources], **options)
     from_warc = partial(read_pages, scrape or ScrapeSettings(), blacklist or BlacklistSettings(), workers, step.stats)
     documents = read_sources(sources, step, from_warc, known)
     return step.run(partial(identify, removed), shards_by_id(outputs, workers), documents)

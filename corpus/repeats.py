@@ -39,7 +39,7 @@ from common.files import (
 from common.settings import RepeatsSettings, Settings
 from common.stats import Stats
 from corpus.dedup.segments import write_segments
-from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
 from corpus.text.repeats import CHUNK, RANGES, UNIT, find_units, fingerprint, read_repeats, write_repeats
 
 _EXAMPLES = 10  # most frequent units, in the statistics
@@ -68,7 +68,7 @@ def _chunk(found: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
 
 def count(shard: Path, output: Path, settings: RepeatsSettings, **options: Unpack[StepOptions]) -> None:
     """Write the units of a shard. Raises InputError for unreadable input."""
-    step = Step("repeats count", [shard], **options | {"allow_empty": True})
+    step = ShardStep("repeats count", [shard], **options | {"allow_empty": True})
     info: dict[str, Any] = {"settings": fingerprint(settings), "units": 0}
     with (
         step.map(partial(hash_units, settings), enumerate(step.documents())) as found,
@@ -133,7 +133,7 @@ def cut(shard: Path, repeats: Path, output: Path, settings: RepeatsSettings, **o
     Raises InputError if the shard has changed since it was counted, EmptyResultError when nothing is left (unless
     `allow_empty`).
     """
-    step = Step("repeats", [shard], **options, cure="relax `repeats` in the configuration")
+    step = ShardStep("repeats", [shard], **options, cure="relax `repeats` in the configuration")
     figures, top = {"units": 0, "characters": 0, "documents": 0}, Removed()
     of_document = partial(cut_document, settings, repeats, shard_stem(shard))
     with (

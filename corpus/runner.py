@@ -4,7 +4,7 @@
         text = document["text"][:1000]
         return {**document, "text": text} if text else Drop(document, "empty")
 
-    stats = Step("shorten", inputs, rejects, workers=8).run(shorten, document_writer(output))
+    stats = ShardStep("shorten", inputs, rejects, workers=8).run(shorten, document_writer(output))
 
 Results keep the order of the documents, so the output is byte-identical for any number of workers. A step for which
 `run` is not enough uses its two parts, both context managers: `map` reads and computes, `results` writes and counts.
@@ -52,7 +52,7 @@ Outcome = Document | Drop
 
 @dataclass(frozen=True)
 class Results:
-    """Writes and counts what a step keeps and drops; `Step.results` opens it."""
+    """Writes and counts what a step keeps and drops; `ShardStep.results` opens it."""
 
     stats: Stats
     meter: Meter
@@ -66,7 +66,7 @@ class Results:
 
     def drop(self, document: Document, reason: str, detail: str = "") -> None:
         """Write and count a reject, and keep it as an example of its reason."""
-        rejected = {**document, "reason": reason, "finding": detail} if detail else {**document, "reason": reason}
+        rejected = {**document, "reason": reason, "detail": detail} if detail else {**document, "reason": reason}
         self.stats.drop(reason, rejected)
         self.reject(rejected)
 
@@ -80,7 +80,7 @@ class Results:
 
 
 class StepOptions(TypedDict, total=False):
-    """What every step over shards can be told, besides its inputs, its outputs and its settings: fields of `Step`."""
+    """The options of every step over shards: fields of `ShardStep`."""
 
     rejects: Path | None
     workers: int
@@ -99,8 +99,8 @@ def step_options(arguments: argparse.Namespace, settings: Settings) -> StepOptio
 
 
 @dataclass
-class Step:
-    """One run of a step over some inputs, and what it counts."""
+class ShardStep:
+    """A step over shards: its inputs, its options, and what it counts."""
 
     name: str
     inputs: Sequence[Path | str] = ()

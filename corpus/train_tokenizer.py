@@ -22,12 +22,12 @@ from common.files import check_outputs, expand_inputs, output_files, short_hash
 from common.settings import TrainTokenizerSettings
 from common.stats import Stats
 from common.tokenizer import END_OF_TEXT, VocabularyFiles
-from corpus.runner import Drop, Results, Step
+from corpus.runner import Drop, Results, ShardStep
 
 _MIN_COUNT = 2  # occurrences of a pair before it is merged
 
 
-def _texts(step: Step, results: Results, share: float) -> Iterator[str]:
+def _texts(step: ShardStep, results: Results, share: float) -> Iterator[str]:
     """The texts of a share of the documents."""
     for document in step.documents():
         chosen = int(short_hash(document["id"]), 16) < share * 2**64
@@ -49,7 +49,7 @@ def train_tokenizer(
     from tokenizers.pre_tokenizers import ByteLevel
     from tokenizers.trainers import BpeTrainer
 
-    step = Step("train_tokenizer", inputs, max_bad_share=max_bad_share, allow_empty=True)
+    step = ShardStep("train_tokenizer", inputs, max_bad_share=max_bad_share, allow_empty=True)
     trained = Tokenizer(BPE())
     trained.pre_tokenizer = ByteLevel(add_prefix_space=False)
     trainer = BpeTrainer(

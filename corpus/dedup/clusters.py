@@ -27,7 +27,7 @@ from corpus.dedup.pairs import Pairs, chunks, part_of, read_pairs, similarities
 from corpus.dedup.segments import Segments, SegmentWriter, write_segments
 from corpus.dedup.shingles import jaccard, shingles
 from corpus.dedup.signatures import Signatures
-from corpus.runner import Drop, Step
+from corpus.runner import Drop, ShardStep
 
 _CHUNK = 1 << 16  # edges joined, or rows read, at a time
 _COMPARED = 1 << 16  # near duplicates compared with their survivors, at most: 6 s for documents of 620 characters
@@ -268,7 +268,7 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
     """
     removals = _removals(shard, clusters)
     survivors, removed = outputs_of(shard, output_dir)
-    step = Step("dedup", [shard], removed, max_bad_share=None, allow_empty=True)
+    step = ShardStep("dedup", [shard], removed, max_bad_share=None, allow_empty=True)
     with step.results(document_writer(survivors)) as results:
         # phase 1 has reported the bad lines
         for index, document in enumerate(step.stats.counted(read_documents(shard, BadLines(1.0)))):

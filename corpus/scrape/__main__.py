@@ -29,7 +29,7 @@ from common.errors import EmptyResultError, InputError, OutageError
 from common.files import expand_inputs, read_lines, require_regular
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
-from corpus.runner import Step, StepOptions, step_options
+from corpus.runner import ShardStep, StepOptions, step_options
 from corpus.scrape.crawl import Crawl, CrawlQueues, crawl, require_contact, sort_into_queues
 from corpus.scrape.journal import Journal
 from corpus.scrape.offline import extract_archives
@@ -75,7 +75,7 @@ def scrape(
         raise InputError(f"{urls}: no URLs inside; give a list with one URL per line")
     rules = UrlRules(blacklist)
     queues = sort_into_queues(listed, rules)
-    step = Step("scrape", **options | {"max_bad_share": None}, unit="URLs")
+    step = ShardStep("scrape", **options | {"max_bad_share": None}, unit="URLs")
     stats = step.stats
     libraries = ("trafilatura", "newspaper3k", "resiliparse", "lxml", "turbohtml")
     stats.extra["libraries"] = {name: version(name) for name in libraries}

@@ -12,7 +12,7 @@ from typing import Any
 from common.files import Document, document_writer
 from common.stats import Stats
 from corpus.extract.extractors import Extracted
-from corpus.runner import Step
+from corpus.runner import ShardStep
 from corpus.scrape.response import FetchedPage
 from corpus.urls.url import document_id
 
@@ -45,7 +45,7 @@ def count_date(stats: Stats, outcome: Outcome) -> None:
 
 
 @contextmanager
-def outcome_writer(output: Path, step: Step) -> Iterator[Callable[[str, Outcome], None]]:
+def outcome_writer(output: Path, step: ShardStep) -> Iterator[Callable[[str, Outcome], None]]:
     """Yield a function that writes a URL and its outcome. The shard and the rejects are written atomically.
 
     Raises EmptyResultError if no URL has text.

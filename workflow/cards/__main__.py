@@ -26,7 +26,7 @@ from common.settings import Settings
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from training.trace import Trace
 from workflow.cards.content import read_content, recount, without_tombstones
-from workflow.report.funnel import Step, funnel
+from workflow.report.funnel import FunnelStep, funnel
 from workflow.report.models import Model, trained_models
 
 _OPT_OUTS = {"robots", "robots_unreachable", "crawl_delay"} | ROBOTS_REASONS | TDM_REASONS
@@ -41,7 +41,7 @@ def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
     removed, tokenized = len(removed_ids([run / REMOVED_IDS])), steps.get("merge_index")
     dataset = tokenized and (tokenized.documents_out, tokenized.tokens)
     if documents and removed:  # the statistics count them
-        documents = Step(documents.name, documents.unit)
+        documents = FunnelStep(documents.name, documents.unit)
         documents.add(recount(shards).as_dict())
         dataset = tokenized and without_tombstones(run / settings.dataset_prefix.relative_to(settings.run))
     kept = documents.kept_by.items() if documents else ()

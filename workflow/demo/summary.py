@@ -9,7 +9,7 @@ from common import steps
 from common.console import text_table
 from common.files import read_json
 from common.settings import Settings
-from workflow.report.funnel import Step, funnel
+from workflow.report.funnel import FunnelStep, funnel
 from workflow.report.models import split_samples, trained_models
 
 LINES, COLUMNS = 24, 100
@@ -34,7 +34,7 @@ def summary(settings: Settings) -> str:
     return "\n".join(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 1]}…" for line in lines)
 
 
-def _row(step: Step) -> list[str]:
+def _row(step: FunnelStep) -> list[str]:
     """A step's name, the counts in and out, their unit, and the reasons of what was dropped, or the tokens."""
     note = textwrap.shorten(", ".join(f"{count} {reason}" for reason, count in step.reasons), 52, placeholder=" …")
     note = f"dropped: {note}" if note else f"{step.tokens:,} tokens" if step.tokens else ""

@@ -99,8 +99,8 @@ def fate(document: Document) -> str:
     if MARK not in document:
         return "kept"
     survivor = f", a duplicate of {document['survivor']}" if "survivor" in document else ""
-    finding = document.get("finding") or (f"{document['tokens']} tokens" if "tokens" in document else "")
-    return f"dropped by {document[MARK]}: {document['reason']}{f' ({finding})' if finding else ''}{survivor}"
+    detail = document.get("detail") or (f"{document['tokens']} tokens" if "tokens" in document else "")
+    return f"dropped by {document[MARK]}: {document['reason']}{f' ({detail})' if detail else ''}{survivor}"
 
 
 def _described(document: Document, before: str | None) -> Iterator[str]:

@@ -24,7 +24,7 @@ from workflow.report import compare
 from workflow.report.corpus import corpus_figures
 from workflow.report.curves import curve_charts, curve_rows
 from workflow.report.documents import kept_documents
-from workflow.report.funnel import Step, documents_chart, funnel
+from workflow.report.funnel import FunnelStep, documents_chart, funnel
 from workflow.report.layout import comparisons, memory_chart
 from workflow.report.models import Model, settings_of, split_samples, trained_models
 from workflow.report.timing import Clock, gantt_chart, timeline
@@ -68,7 +68,9 @@ def render(run: Path, settings: Settings | None = None) -> str:
     )
 
 
-def _versions(run_card: Mapping[str, Any] | None, steps: Sequence[Step], models: Sequence[Model]) -> dict[str, str]:
+def _versions(
+    run_card: Mapping[str, Any] | None, steps: Sequence[FunnelStep], models: Sequence[Model]
+) -> dict[str, str]:
     """What the run's files say about the software."""
     found: dict[str, str] = {}
     for step in steps:

@@ -17,7 +17,7 @@ _REASONS = 5  # drawn by themselves; the others share the last colour
 
 
 @dataclass
-class Step:
+class FunnelStep:
     """One step of the funnel."""
 
     name: str
@@ -83,12 +83,12 @@ def _id(document: Mapping[str, Any]) -> str:
     return str(document.get("id", ""))  # URLs have none
 
 
-def funnel(run: Path, settings: Settings | None = None) -> list[Step]:
+def funnel(run: Path, settings: Settings | None = None) -> list[FunnelStep]:
     """The steps of a run that have statistics, in the order of the DAG; of other settings, neither steps nor shards."""
     found = []
     for each in steps.configured(settings) if settings else steps.CORPUS:
         paths = list(each.statistics(run, settings.shards if settings else None)) if each.unit else []
-        step = Step(each.name, each.unit)
+        step = FunnelStep(each.name, each.unit)
         for path in paths:
             step.add(read_json(path))
         if paths:
@@ -96,7 +96,7 @@ def funnel(run: Path, settings: Settings | None = None) -> list[Step]:
     return found
 
 
-def documents_chart(steps: Sequence[Step]) -> list[Bar]:
+def documents_chart(steps: Sequence[FunnelStep]) -> list[Bar]:
     """Documents into each step: those that survive, and those that were dropped, by reason."""
     bars = []
     for step in steps:
