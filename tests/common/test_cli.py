@@ -132,7 +132,7 @@ def test_an_installed_copy_refuses_to_work_beside_another_one(folder: Path) -> N
     """Snakemake and console scripts run the installed copy, `python -m` that of the working folder."""
     command = ("corpus.clean", "--input", "in", "--output", "o.jsonl.zst")
     assert called(*command).returncode == 0
-    for name in ("common/cli.py", "corpus/runner.py"):
+    for name in ("common/errors.py", "corpus/runner.py"):
         Path(name).parent.mkdir()
         Path(name).touch()
     assert_one_line_error(called(*command), f"{folder}: holds another copy of the toolkit than {ROOT}")
