@@ -137,7 +137,7 @@ def blacklist(
     known: Sequence[Path] = (),
     removed: Collection[str] = (),
 ) -> Stats:
-    """Filter URL lists into one text file per shard, all of them or none. Remembers 8 bytes per URL that it keeps.
+    """Filter URL lists into one text file per shard, all of them or none. Uses 8 bytes of memory per kept URL.
 
     URLs of the lists `known` are dropped, and take 8 bytes, too; those of `removed` documents are dropped by their ids.
 

@@ -44,12 +44,12 @@ from corpus.text.words import words
 
 
 def find_numbers(settings: str, document: Document) -> list[int]:
-    """The number of each n-gram that occurs in a document, as often as it occurs."""
+    """The numbers of the n-grams in a document, with repetitions."""
     return [number for _, number in ngrams_of(settings).find(words(document["text"]))]
 
 
 def count(inputs: Sequence[Path], settings: DecontaminateSettings, **options: Unpack[StepOptions]) -> dict[str, object]:
-    """The first pass over some shards: the digest of the n-grams, and how often each of them occurs."""
+    """The first pass over some shards: the digest of the n-grams, and the count of each."""
     given, total = settings.model_dump_json(), Counter[int]()
     digest = ngrams_of(given).digest
     step = ShardStep("decontaminate count", inputs, **options | {"allow_empty": True})
@@ -67,7 +67,7 @@ def _counts_file(digest: str, total: Counter[int]) -> dict[str, object]:
 def cut_document(
     settings: DecontaminateSettings, given: str, ignored: frozenset[int], document: Document
 ) -> tuple[Outcome, list[int]]:
-    """The document without the n-grams of the evaluation sets, and the numbers of those that it had.
+    """Cut the n-grams of the evaluation sets out of a document; also returns their numbers.
 
     `given` is `settings` as JSON.
     """
@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
-    """Both passes over all shards; `folder` gets shards, rejects, counts and statistics."""
+    """Run both passes over all shards; writes shards, rejects, counts and statistics to `folder`."""
     require_distinct_stems(inputs)
     require_regular(inputs, "corpus.decontaminate run")
     names = {path: f"{shard_stem(path)}.jsonl.zst" for path in inputs}

@@ -53,7 +53,7 @@ from corpus.urls.url import document_id
 def read_pages(
     scrape: ScrapeSettings, blacklist: BlacklistSettings, workers: int, stats: Stats, paths: Iterable[Path]
 ) -> Iterator[Outcome]:
-    """The documents of WARC files, as `corpus.scrape --warc` makes them, and why the other records have none."""
+    """The documents of WARC files, as `corpus.scrape --warc` extracts them; other records as drops."""
     for url, outcome in extracted(checked_pages(paths, scrape, blacklist, texts=True), scrape, workers):
         count_date(stats, outcome)
         yield Drop({"url": url}, outcome["reason"]) if "reason" in outcome else dict(outcome["record"])
@@ -92,7 +92,7 @@ def read_sources(
 
 
 def identify(removed: Collection[str], document: Outcome) -> Outcome:
-    """The document with its id, dropped if it has no text, or an id that was `removed`."""
+    """Give a document its id; drop it if it has no text or its id was `removed`."""
     if isinstance(document, Drop):
         return document
     try:
@@ -123,7 +123,7 @@ def ingest(
     removed: Collection[str] = (),
     **options: Unpack[StepOptions],
 ) -> Stats:
-    """Write the documents of all sources into shards, all of them or none; memory is bounded, whatever their number.
+    """Write the documents of all sources into shards, all of them or none, in bounded memory.
 
     Workers are threads that compress, as sending a document to a process takes longer than reading it, and processes
     that extract the pages of WARC files, by the rules of `scrape` and `blacklist`. Raises InputError for unreadable

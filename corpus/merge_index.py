@@ -56,7 +56,7 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
 
 
 def _require_alike(shard: IndexedDataset, first: IndexedDataset) -> None:
-    """Raise InputError if the two differ in dtype or vocabulary, as far as its hash is known."""
+    """Raise InputError if the two differ in dtype or, where both are known, vocabulary."""
     mine, theirs = (meta.vocabulary if meta else "" for meta in (shard.meta, first.meta))
     for suffix, one, other in (
         (".idx", shard.dtype.name, first.dtype.name),

@@ -43,11 +43,11 @@ class Drop:
     reason: str
     """One word, counted in the statistics."""
     detail: str = ""
-    """What is wrong, for people: "312 characters". Stands in the rejects if given."""
+    """What is wrong, for people: "312 characters"; written to the rejects."""
 
 
 Outcome = Document | Drop
-"""What a step makes of a document."""
+"""The result of a step for one document."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ShardStep:
     rejects: Path | None = None
     workers: int = 1
     max_bad_share: float | None = 0.001
-    """Largest share of bad lines in the inputs; None for a step that has no such lines."""
+    """Largest share of bad lines in the inputs; None turns the check off."""
     allow_empty: bool = False
     """Whether the step may end without a document."""
     cure: str = ""
@@ -129,17 +129,16 @@ class ShardStep:
         return self.stats.counted(read_shards(map(Path, self.inputs), self.bad))
 
     def noted(self, paths: Iterable[Path], known: Mapping[str, Fingerprint] | None = None) -> Iterator[Path]:
-        """The paths, each put into the statistics with its hash when its turn to be read has come; pipes are not.
+        """Yield the paths, and record each file's hash in the statistics before it is read; not of pipes.
 
-        Leaves out those that are in `known` by their absolute path, but counts them. Raises InputError for one of them
-        that has changed since.
+        Skips and counts paths that `known` has as absolute paths. Raises InputError for one that has changed since.
         """
         read = self.stats.extra.setdefault("inputs", {})
         for path in paths:
             if known and (then := known.get(os.path.abspath(path))):
                 if change := first_change({str(path): then}, [path]):
                     raise InputError(
-                        f"{change} by a run that this one grows, which holds its old documents; restore it, and put "
+                        f"{change} by a run that this one extends, which has its old documents; restore it, and put "
                         "new documents into a file of another name"
                     )
                 read[str(path)] = then

@@ -59,7 +59,7 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def encode_documents(tokenizer: Tokenizer, settings: TokenizeSettings, documents: list[Document]) -> Encoded:
-    """Encode a batch; set aside the documents under `min_tokens`."""
+    """Encode a batch; documents under `min_tokens` are returned apart."""
     ids, lengths = tokenizer.encode_batch([document["text"] for document in documents])
     long_enough = lengths >= settings.min_tokens
     kept, short = list[Document](), list[Document]()

@@ -3,7 +3,7 @@
     python -m corpus.train_tokenizer --input dedup/*.jsonl.zst --output-dir tokenizer train_tokenizer.vocab_size=32000
 
 Writes encoder.json and vocab.bpe in GPT-2's format: 256 bytes, the merges, `<|endoftext|>` last; `vocab_size` counts
-all of them. `train_tokenizer.share` takes the documents with the smallest hashed ids, whatever their shards. Neither
+all of them. `train_tokenizer.share` takes the documents with the smallest hashed ids, independent of shards. Neither
 the order of the documents nor the worker count changes a byte; memory grows with the number of distinct words.
 """
 
@@ -78,7 +78,7 @@ def train_tokenizer(
 
 @contextmanager
 def _default_signals() -> Iterator[None]:
-    """Let a signal end the process at once: the library keeps the main thread for minutes, and writes no file."""
+    """Let a signal end the process immediately: the library blocks the main thread for minutes."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

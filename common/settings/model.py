@@ -96,7 +96,7 @@ class ParallelSettings(Section):
 
     @property
     def world_size(self) -> int:
-        """Processes of the job; with auto, those that were asked for, 0 if that is not known yet."""
+        """Processes of the job; with auto, those requested, or 0 if not known yet."""
         if self.auto:
             return self.gpus
         return self.pipeline * self.data * self.tensor

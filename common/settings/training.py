@@ -123,7 +123,7 @@ class TrainSettings(Section):
     keep_last: NonNegativeInt = 0
     """Number of newest checkpoints to keep; older ones are removed. 0: keep all."""
     keep_every: NonNegativeInt = 0
-    """Checkpoints at multiples of this iteration are never removed, whatever keep_last says. 0: none."""
+    """Checkpoints at multiples of this iteration are never removed, regardless of keep_last. 0: none."""
     keep_best: bool = False
     """Save after every validation run with a new lowest loss, too, and never remove the checkpoint with the lowest one;
     MODEL/best names it."""

@@ -1,4 +1,4 @@
-"""Remove exact and near duplicates: one document of every cluster survives, always the same one.
+"""Remove exact and near duplicates: one document of each cluster survives, chosen deterministically.
 
     python -m corpus.dedup run --input clean/*.jsonl.zst --output-dir dedup
     python -m corpus.dedup run --input clean --output-dir dedup dedup.threshold=0.8 --stats dedup/stats.json --workers 4
@@ -67,7 +67,7 @@ _PHASES = {
     "signatures": "phase 1: signatures of the documents of a shard",
     "bands": "phase 2: pair the documents that agree in a band",
     "verify": "phase 3: the true similarity of the pairs",
-    "clusters": "phase 4: which documents survive",
+    "clusters": "phase 4: join duplicates into clusters and choose survivors",
     "filter": "phase 5: the survivors of a shard",
 }
 
@@ -215,7 +215,7 @@ def _signatures_of(shard: Path, work: Path) -> Path:
 
 
 def _signature_files(arguments: argparse.Namespace) -> list[Path]:
-    """All signatures in the folder, or those of the first shards: another run may have left more."""
+    """The signatures in the folder, or only those of the first `--shards`."""
     if arguments.shards is not None:
         return shard_paths(arguments.work, arguments.shards, ".signatures")
     found = sorted(arguments.work.glob("*.signatures"))

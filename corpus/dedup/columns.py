@@ -1,4 +1,4 @@
-"""The columns of a chunk of documents, sorted by hash, so that any range of the hashes is read alone.
+"""The columns of a chunk of documents, sorted by hash for range reads.
 
 Column 0 has the hashes of the normalised texts, column 1 + B those of band B. Segments of each chunk:
 

@@ -147,7 +147,7 @@ def _decode_as(name: str, body: bytes, utf8: _Utf8) -> str | None:
 
 
 def _detect(body: bytes, tld: str | None) -> str:
-    """Guess the codec from the bytes, ignoring declarations."""
+    """Detect the codec from the bytes, ignoring declarations."""
     first = _NON_ASCII.search(body)
     start = max(0, first.start() - 64) if first else 0
     end = body.find(b"\n", start + _SAMPLE_BYTES)  # a line feed is never part of a character, in any encoding

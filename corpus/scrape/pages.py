@@ -38,7 +38,7 @@ def page_outcome(page: FetchedPage, found: Extracted) -> Outcome:
 
 
 def count_date(stats: Stats, outcome: Outcome) -> None:
-    """Count a page in `fetch_dates` of the statistics: the first and last day, and the pages whose day is known."""
+    """Count a page in `fetch_dates` of the statistics: first and last day, and pages with a date."""
     if date := outcome.get("date"):  # journals of earlier versions have none
         known = stats.extra.setdefault("fetch_dates", {"first": date, "last": date, "pages": 0})
         known |= {"first": min(known["first"], date), "last": max(known["last"], date), "pages": known["pages"] + 1}

@@ -1,4 +1,4 @@
-"""The closing summary of the demo: what each step made of the site, the training, a text and what to type next.
+"""The summary of the demo: counts of each step, the training, a generated text and what to run next.
 
 It fits one screen of 24 lines with 100 columns.
 """

@@ -4,14 +4,13 @@
     python -m workflow.provenance.remove --urls takedown.txt --run results/demo --yes --by "Ada Lovelace"
 
 --urls names URLs or ids of documents, one per line; a page that was redirected to one of them counts as that one.
-Without --yes nothing is changed: the command says what it would remove. With it, the documents leave the lists of URLs,
-pages, archives, journals, shards, rejects, examples and logs; report and cards, which `snakemake` makes again, are
-deleted. No later sample of a training moves: in datasets, their tokens become a tombstone, end-of-text as often as they
-had tokens, which no loss counts, and duplicates that they displaced stay out, also in runs that grow this one. Of the
-run's models, and of those named with --model, checkpoints from the first iteration on that read one of them move to
-MODEL/withdrawn; the newest before it is exact, and training goes on from there. A model of another run that was not
-named is refused by its training; the same command with --model cures that. RUN/takedown/0001.json is the record; a run
-that is killed is finished by the next one with --yes.
+Without --yes the command only prints what it would remove. With it, the documents are removed from the lists of URLs,
+pages, archives, journals, shards, rejects, examples and logs; report and cards are deleted, and `snakemake` writes them
+again. In datasets, each of their tokens becomes end-of-text (a tombstone, which no loss counts), so that later samples
+keep their places. Duplicates that they displaced stay out, also in runs that extend this one. Checkpoints that read one
+of them move to MODEL/withdrawn, for the run's models and those named with --model; training resumes from the newest
+checkpoint before. Training refuses a model of another run that was not named; repeat the command with --model.
+RUN/takedown/0001.json is the record; after a kill, the next command with --yes finishes the removal.
 """
 
 import os
@@ -302,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--urls", type=cli.input_path, metavar="FILE", help="URLs or ids, one per line")
     parser.add_argument("--run", type=cli.input_path, required=True, metavar="DIR", help="folder of the run")
     parser.add_argument("--model", type=cli.input_path, nargs="+", default=[], metavar="M", help="models of other runs")
-    parser.add_argument("--yes", action="store_true", help="remove them; without it, only say what would be removed")
+    parser.add_argument("--yes", action="store_true", help="remove them; without it, only print what would be removed")
     parser.add_argument("--by", metavar="NAME", help="who signs the record off; needed with --yes")
     cli.add_workers(parser)
     arguments = parser.parse_args(argv)

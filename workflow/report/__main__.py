@@ -41,13 +41,13 @@ def render(run: Path, settings: Settings | None = None) -> str:
     works = timeline(run, models, settings.shards if settings else None)
     known = settings or settings_of(run / "config.yaml")
     card_file, names = run / "run.json", ", ".join(model.name for model in models)
-    grown = f" It grows {', '.join(map(str, known.base))}." if known and known.base else ""
+    extended = f" It extends {', '.join(map(str, known.base))}." if known and known.base else ""
     run_card: dict[str, Any] | None = read_json(card_file) if card_file.exists() else None
     return page.render(
         "workflow.report",
         "template.html",
         title=run.name or str(run),
-        summary=f"{run}: the corpus, step by step{f', and the training of {names}' if names else ''}.{grown}",
+        summary=f"{run}: the corpus, step by step{f', and the training of {names}' if names else ''}.{extended}",
         finished=datetime.fromtimestamp(max(work.ended for work in works), UTC) if works else None,
         steps=steps,
         documents_chart=documents_chart(steps),
@@ -71,7 +71,7 @@ def render(run: Path, settings: Settings | None = None) -> str:
 def _versions(
     run_card: Mapping[str, Any] | None, steps: Sequence[FunnelStep], models: Sequence[Model]
 ) -> dict[str, str]:
-    """What the run's files say about the software."""
+    """The software versions in the run's files."""
     found: dict[str, str] = {}
     for step in steps:
         found.update(step.libraries)

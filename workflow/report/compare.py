@@ -1,4 +1,4 @@
-"""Runs beside each other: each key and each figure in which they differ, and the losses of all models in one chart."""
+"""Compare runs: the keys and figures that differ, and the losses of all models in one chart."""
 
 from collections.abc import Sequence
 from dataclasses import replace

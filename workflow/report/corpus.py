@@ -19,7 +19,7 @@ _BARS = 4  # a chart of fewer says no more than its table
 
 
 class Host(NamedTuple):
-    """What became of the documents of a host."""
+    """Counts of a host's documents by outcome."""
 
     name: str
     arrived: int
@@ -29,7 +29,7 @@ class Host(NamedTuple):
 
     @property
     def dropped(self) -> int:
-        """Those that are not in the dataset."""
+        """Documents that are not in the dataset."""
         return self.arrived - self.kept
 
 
@@ -57,7 +57,7 @@ class Corpus:
 
     @property
     def charts(self) -> list[tuple[str, Markup]]:
-        """Captions and drawings of the histograms that have bars enough."""
+        """Captions and drawings of the histograms with enough bars."""
         names = [name for name, *_ in self.lengths]
         both = [("into clean", [row[1] for row in self.lengths]), ("out of dedup", [row[2] for row in self.lengths])]
         found = [("lengths", "Documents by length", names, both, "bytes of text, from", "documents")]
@@ -91,7 +91,7 @@ def _tokens(step: FunnelStep, size: int) -> int:
 
 
 def _hosts(by_name: dict[str, FunnelStep]) -> list[Host]:
-    """What became of the largest hosts, and of all others together."""
+    """The largest hosts, and all others together."""
     scrape, ingest, end = (by_name.get(name, FunnelStep("", "")) for name in ("scrape", "ingest", "tokenize"))
     arrived = Counter(scrape.counts.get("hosts", {}))
     arrived.update({host: each["documents"] for (key, host), each in ingest.kept_by.items() if key == "host"})

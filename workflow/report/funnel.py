@@ -1,4 +1,4 @@
-"""The funnel: what each corpus step kept and dropped, summed over its shards, and its drawing."""
+"""The funnel: documents kept and dropped by each corpus step, summed over shards, and its drawing."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from common.settings import Settings
 from workflow.report.drawing import Bar
 
 _EXAMPLES = 10  # kept per reason
-_REASONS = 5  # drawn by themselves; the others share the last colour
+_REASONS = 5  # drawn separately; the others share the last colour
 
 
 @dataclass
@@ -84,7 +84,7 @@ def _id(document: Mapping[str, Any]) -> str:
 
 
 def funnel(run: Path, settings: Settings | None = None) -> list[FunnelStep]:
-    """The steps of a run that have statistics, in the order of the DAG; of other settings, neither steps nor shards."""
+    """The steps of a run with statistics, in the order of the DAG; with `settings`, only its steps and shards."""
     found = []
     for each in steps.configured(settings) if settings else steps.CORPUS:
         paths = list(each.statistics(run, settings.shards if settings else None)) if each.unit else []
@@ -97,7 +97,7 @@ def funnel(run: Path, settings: Settings | None = None) -> list[FunnelStep]:
 
 
 def documents_chart(steps: Sequence[FunnelStep]) -> list[Bar]:
-    """Documents into each step: those that survive, and those that were dropped, by reason."""
+    """A bar per step: documents kept, and documents dropped by reason."""
     bars = []
     for step in steps:
         if step.name == "merge_index" and len(steps) > 1:

@@ -1,4 +1,4 @@
-"""What a run knows about each of its models, read from the model's folder and the folders beside it."""
+"""Figures about each model of a run, from its folder and those of evaluations and samples."""
 
 import math
 import re
@@ -174,7 +174,7 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 def settings_of(path: Path) -> Settings | None:
-    """The settings in a file, unless they are of another version of the toolkit."""
+    """The settings in a file; None if another version of the toolkit wrote them."""
     try:
         return load_settings(path)
     except (ToolkitError, OSError):

@@ -296,7 +296,7 @@ def test_removals_from_a_run_and_one_that_grows_it_end_alike_in_any_order(
     assert train_tiny(Path("b/config.yaml")) == 0
     one = tensors(model / "iter_0000012")
     for run, url, model_of, said in (
-        ("b", trace.tables[0][first[0].popitem()[0]].url, [], "a: b grows it, and it holds some of these documents"),
+        ("b", trace.tables[0][first[0].popitem()[0]].url, [], "a: b extends it, and it has some of these documents"),
         ("b", z.url, ["--model", "../made/b/models/tiny"], "was not trained on data of b"),
         ("a", x.url, [], "no step has seen"),
     ):
