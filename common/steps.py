@@ -114,9 +114,7 @@ CORPUS = (
         needs="decontaminate.files",
     ),
     Step(
-        *("train_tokenizer", "tokenizer", "stats.json"),
-        keys=("train_tokenizer",),
-        needs="train_tokenizer.vocab_size",
+        *("train_tokenizer", "tokenizer", "stats.json"), keys=("train_tokenizer",), needs="train_tokenizer.vocab_size"
     ),
     Step(
         *("tokenize", "tokens", "{shard}_text_document.idx", "documents"),

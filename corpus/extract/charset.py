@@ -30,11 +30,7 @@ from urllib.parse import urlsplit
 import turbohtml
 from turbohtml import detect  # also registers the decoders
 
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
+_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _PARAMETER = re.compile(r"""(?:^|[;,\s])charset\s*=\s*["']?\s*([^\s"';,]+)""", re.IGNORECASE)
 _XML = re.compile(rb"""\s*<\?xml\s[^>]*?\bencoding\s*=\s*(["'])([\w.:-]+)\1""")
 _PRESCAN_BYTES = 1024

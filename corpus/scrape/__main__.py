@@ -80,10 +80,7 @@ def scrape(
     libraries = ("trafilatura", "newspaper3k", "resiliparse", "lxml", "turbohtml")
     stats.extra["libraries"] = {name: version(name) for name in libraries}
     today = outcome_settings(settings) | ({"site": _digest(site)} if site else {})
-    with (
-        Journal(output, today) as journal,
-        Archive(archive) if archive else nullcontext() as opened,
-    ):
+    with Journal(output, today) as journal, Archive(archive) if archive else nullcontext() as opened:
         cache = OutcomeCache(journal, queues.keys, settings, rules, opened)
         if opened:
             unknown = sum(key not in journal.known for key in opened.responses)
@@ -161,10 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--output", type=cli.output_file, required=True, metavar="FILE", help="shard of pages (.jsonl.zst)"
     )
     parser.add_argument(
-        "--archive",
-        type=cli.output_file,
-        metavar="FILE",
-        help="raw responses (.warc.gz), appended to an existing file",
+        "--archive", type=cli.output_file, metavar="FILE", help="raw responses (.warc.gz), appended to an existing file"
     )
     parser.add_argument(
         "--site",

@@ -73,12 +73,7 @@ def require_contact(queues: CrawlQueues, cache: OutcomeCache) -> None:
             raise ConfigError(f"scrape.contact is empty: set a mail address or page for site owners to scrape {host}")
 
 
-async def crawl(
-    queues: CrawlQueues,
-    cache: OutcomeCache,
-    rules: UrlRules,
-    workers: int,
-) -> "Crawl":
+async def crawl(queues: CrawlQueues, cache: OutcomeCache, rules: UrlRules, workers: int) -> "Crawl":
     """Fetch every URL without a usable outcome. SIGTERM and SIGHUP raise SystemExit after a sync."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # idle connections exceed the usual 1,024
