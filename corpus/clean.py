@@ -157,9 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("corpus.clean", __doc__)
     cli.add_input(parser, required=False)
     parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="shard of clean documents")
-    parser.add_argument(
-        "--explain", type=cli.input_path, metavar="FILE", help="print each filter's verdict on twenty documents"
-    )
+    parser.add_argument("--explain", type=cli.input_path, metavar="FILE", help="show filter verdicts on 20 documents")
     cli.add_step_options(parser, "clean")
     arguments = parser.parse_args(argv)
     if (arguments.input is None or arguments.output is None) == (arguments.explain is None):

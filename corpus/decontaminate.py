@@ -133,14 +133,10 @@ def _parser() -> argparse.ArgumentParser:
         cli.add_settings(one, "decontaminate")
     for one in (counting, adding, cutting):
         one.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="counts, or a shard")
-    running.add_argument(
-        "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="shards, counts, stats"
-    )
+    running.add_argument("--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="all results")
     adding.add_argument("--counts", type=cli.input_path, required=True, metavar="DIR", help="NNNN.counts.json inside")
     adding.add_argument("--shards", type=cli.positive_int, required=True, metavar="N", help="shards 0000 to N - 1")
-    cutting.add_argument(
-        "--counts", type=cli.any_files, nargs="+", required=True, metavar="FILE", help="counts of all shards"
-    )
+    cutting.add_argument("--counts", type=cli.any_files, nargs="+", required=True, metavar="FILE", help="all counts")
     cli.add_step_options(cutting, "decontaminate")
     return parser
 

@@ -139,9 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.export", __doc__)
     cli.add_input(parser)
-    parser.add_argument(
-        "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="folder of the files"
-    )
+    parser.add_argument("--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="output folder")
     parser.add_argument("--format", choices=list(SUFFIXES), default="parquet", help="of the files (default parquet)")
     cli.add_stats(parser)
     cli.add_workers(parser)

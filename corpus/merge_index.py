@@ -99,9 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="PREFIX",
         help="datasets to join, or folders of them",
     )
-    parser.add_argument(
-        "--shards", type=cli.positive_int, metavar="N", help="only the shards 0000 to N - 1 of a folder"
-    )
+    parser.add_argument("--shards", type=cli.positive_int, metavar="N", help="only shards 0000 to N - 1 of a folder")
     parser.add_argument(
         "--output-prefix",
         type=cli.output_prefix(),

@@ -163,7 +163,7 @@ class ShardStep:
         EmptyResultError if nothing is left.
         """
         with (
-            writer or nullcontext(_discard) as write,
+            writer or nullcontext(lambda _: None) as write,
             document_writer(self.rejects, self.name) as reject,
             Meter(self.name, unit or self.unit, kept_before(self.inputs)) as meter,
         ):
@@ -198,7 +198,3 @@ class ShardStep:
 
 def _each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:
     return [function(item) for item in items]
-
-
-def _discard(_document: Document) -> None:
-    pass

@@ -49,9 +49,7 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
 
 def add_input(parser: argparse.ArgumentParser, kind: Inputs = shards, *, required: bool = True) -> None:
     """Add `--input` for shards of documents, or for lists."""
-    parser.add_argument(
-        "--input", type=kind, nargs="+", required=required, metavar="PATH", help="files, folders, globs"
-    )
+    parser.add_argument("--input", type=kind, nargs="+", required=required, metavar="PATH", help="paths or globs")
 
 
 def add_known(parser: argparse.ArgumentParser, meaning: str) -> None:

@@ -149,6 +149,4 @@ def require_regular(paths: Iterable[Path], reader: str) -> None:
     """Raise InputError for a pipe or a device; `reader` reads its inputs more than once."""
     for path in paths:
         if str(path) == "-" or (path.exists() and not path.is_file()):
-            raise InputError(
-                f"{path}: is not a regular file, and {reader} reads it more than once; write it to a file first"
-            )
+            raise InputError(f"{path}: is not a regular file, but {reader} reads it twice; write it to a file first")

@@ -156,9 +156,7 @@ class TrainSettings(Section):
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
         if self.deterministic and self.attention in ("cudnn", "efficient"):
-            raise ValueError(
-                f"deterministic, but attention {self.attention} is not; set attention to flash, math or auto"
-            )
+            raise ValueError(f"deterministic, but attention {self.attention} is not; set it to flash, math or auto")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}; lower it to lr or less")
         if self.warmup_end > self.iterations:

@@ -81,31 +81,18 @@ def _parser() -> argparse.ArgumentParser:
         if name == "run":
             cli.add_input(command)
         else:
-            command.add_argument(
-                "--work", type=cli.output_folder, required=True, metavar="DIR", help="the files of all phases"
-            )
+            command.add_argument("--work", type=cli.output_folder, required=True, metavar="DIR", help="working folder")
         if name in ("signatures", "filter"):
-            command.add_argument(
-                "--input", type=cli.input_path, required=True, metavar="FILE", help="shard of documents"
-            )
+            command.add_argument("--input", type=cli.input_path, required=True, metavar="FILE", help="document shard")
         if name in ("bands", "verify"):
             command.add_argument(
-                "--part",
-                type=_share,
-                nargs="+",
-                required=True,
-                metavar="J/N",
-                help="share of the bands, or of the pairs",
+                "--part", type=_share, nargs="+", required=True, metavar="J/N", help="share of the work"
             )
         if name in ("bands", "verify", "clusters"):
             command.add_argument("--shards", type=cli.positive_int, metavar="N", help="only the shards 0000 to N - 1")
         if name in ("run", "filter"):
             command.add_argument(
-                "--output-dir",
-                type=cli.output_folder,
-                required=True,
-                metavar="DIR",
-                help="survivors; DIR/removed: the rest",
+                "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="survivors, removed/"
             )
         if name in ("run", "signatures"):
             cli.add_workers(command)

@@ -226,9 +226,7 @@ class Signatures:
                         raise ValueError
                     yield document
             except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-                raise InputError(
-                    f"{path}: not the file that {shard.path} was made from; make the signatures again"
-                ) from None
+                raise InputError(f"{path}: changed since {shard.path} was made; make the signatures again") from None
 
 
 def _check_settings(shard: Segments, settings: DedupSettings) -> None:

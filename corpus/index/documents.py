@@ -209,9 +209,7 @@ class DocumentTable:
     def __init__(self, prefix: Path, check: bool = True) -> None:
         self.path = path = suffixed(prefix, DOCUMENTS)
         if not path.is_file():
-            raise InputError(
-                f"{path}: no such file: the dataset is from another tool, or older; tokenize its documents again"
-            )
+            raise InputError(f"{path}: no such file: a dataset of another tool, or older; tokenize its documents again")
         try:
             with path.open("rb") as file:
                 found = mmap(file.fileno(), 0, access=ACCESS_READ)

@@ -154,9 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     source.add_argument(
         "--warc", type=cli.any_files, nargs="+", metavar="PATH", help="WARC files to extract, instead of fetching"
     )
-    parser.add_argument(
-        "--output", type=cli.output_file, required=True, metavar="FILE", help="shard of pages (.jsonl.zst)"
-    )
+    parser.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="pages (.jsonl.zst)")
     parser.add_argument(
         "--archive", type=cli.output_file, metavar="FILE", help="raw responses (.warc.gz), appended to an existing file"
     )

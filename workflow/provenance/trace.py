@@ -117,9 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(line)
     if not some:
         what = arguments.url or arguments.domain or arguments.ids
-        raise InputError(
-            f"{what}: no document of {' and '.join(map(str, trace.prefixes))}; see workflow.provenance.show"
-        )
+        raise InputError(f"{what}: no document of {', '.join(map(str, trace.prefixes))}; see workflow.provenance.show")
     return 0
 
 

@@ -35,9 +35,7 @@ def render(run: Path, settings: Settings | None = None) -> str:
     steps = funnel(run, settings)
     models = trained_models(run)
     if not steps and not models:
-        raise InputError(
-            f"{run}: no stats.json and no training curve below it; give the `run` folder of a configuration"
-        )
+        raise InputError(f"{run}: no stats.json or train.csv below it; give the `run` folder of a configuration")
     works = timeline(run, models, settings.shards if settings else None)
     known = settings or settings_of(run / "config.yaml")
     card_file, names = run / "run.json", ", ".join(model.name for model in models)
@@ -89,9 +87,7 @@ def _configuration(run: Path) -> str | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("workflow.report", __doc__)
-    parser.add_argument(
-        "--run", type=cli.input_path, required=True, metavar="DIR", help="the `run` folder of a configuration"
-    )
+    parser.add_argument("--run", type=cli.input_path, required=True, metavar="DIR", help="folder of the run")
     parser.add_argument(
         "--compare", type=cli.input_path, nargs="+", default=[], metavar="DIR", help="other runs: show what differs"
     )

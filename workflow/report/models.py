@@ -116,10 +116,12 @@ class Model:
         """A sentence if the validation loss ended far above the training loss; empty otherwise."""
         gap = (self.valid_loss or math.nan) - (self.train_loss or math.nan)
         epochs = f" after {self.epochs:.1f} epochs" if self.epochs else ""
-        text = (
-            f"{self.name}: the validation loss is {gap:.2f} nats above the training loss{epochs}: the model memorizes"
+        text = f"{self.name}: the validation loss is {gap:.2f} nats above the training loss{epochs}:"
+        return (
+            f"{text} the model memorizes its training text. More text, fewer iterations or dropout help."
+            if gap > _GAP
+            else ""
         )
-        return f"{text} its training text. More text, fewer iterations or dropout help." if gap > _GAP else ""
 
     @property
     def hardware(self) -> str:
