@@ -20,7 +20,7 @@ PageError              why one page has no text; caught by the crawl, never show
 """
 
 USER_ERROR = 2  # an error that a person must cure first
-RESUME_ME = 75  # a temporary failure (EX_TEMPFAIL of sysexits.h): the same command, started again, continues
+RESUME_ME = 75  # a temporary failure (EX_TEMPFAIL of sysexits.h): rerun to resume
 LOCK_LOST = 76  # a newer job has locked the model folder; nothing is left to do here
 
 _HOST_FAILURES = frozenset(

@@ -36,7 +36,7 @@ def first_change(read: Mapping[str, Fingerprint], now: Iterable[Path]) -> str | 
     """The first change of the files since they were read, or None; only files with another time are hashed."""
     files = {str(path): path for path in now}
     for name in sorted(read.keys() ^ files.keys()):
-        return f"{name}: {'new' if name in files else 'gone'} since the inputs were read"
+        return f"{name}: {'new' if name in files else 'missing'} since the inputs were read"
     for name, path in files.items():
         then, found = read[name], path.stat()
         same_size = found.st_size == then["size"]
