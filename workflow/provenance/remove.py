@@ -103,26 +103,6 @@ def read_ids(path: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _editable_files(run: Path) -> Iterator[Path]:
-    for path in sorted(run.rglob("*")):
-        parts = path.relative_to(run).parts
-        of_model = len(parts) > 2 and parts[0] == "models" and parts[2].startswith(_SKIPPED_OF_MODEL)
-        if parts[0] not in _SKIPPED and not of_model and path.is_file() and editor_of(path):
-            yield path
-
-
-def _count_entries(run: Path, removal: Removal, workers: int) -> dict[str, int]:
-    """The number of entries in each file that has any, by its path relative to the run."""
-    files = list(_editable_files(run))
-    with Workers(min(workers, max(1, len(files)))) as pool:
-        counts = list(pool.map(partial(remove_from, removal=removal), files))
-    return {_relative(run, path): count for path, count in zip(files, counts, strict=True) if count}
-
-
-def _relative(run: Path, path: Path) -> str:
-    return str(path.relative_to(run) if path.is_relative_to(run) else path.absolute())
-
-
 def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), workers: int = 1) -> Plan:
     """Plan the removal of documents by their ids. Raises InputError if some data or model would keep them."""
     removal = Removal(wanted)
@@ -289,6 +269,26 @@ def _withdraw(run: Path, folder: Path, plan: ModelPlan) -> None:
         manifest = read_json(checkpoint / "manifest.json")
         manifest["content"] = [contents.get(content, content) for content in manifest["content"]]
         write_json(checkpoint / "manifest.json", manifest)
+
+
+def _editable_files(run: Path) -> Iterator[Path]:
+    for path in sorted(run.rglob("*")):
+        parts = path.relative_to(run).parts
+        of_model = len(parts) > 2 and parts[0] == "models" and parts[2].startswith(_SKIPPED_OF_MODEL)
+        if parts[0] not in _SKIPPED and not of_model and path.is_file() and editor_of(path):
+            yield path
+
+
+def _count_entries(run: Path, removal: Removal, workers: int) -> dict[str, int]:
+    """The number of entries in each file that has any, by its path relative to the run."""
+    files = list(_editable_files(run))
+    with Workers(min(workers, max(1, len(files)))) as pool:
+        counts = list(pool.map(partial(remove_from, removal=removal), files))
+    return {_relative(run, path): count for path, count in zip(files, counts, strict=True) if count}
+
+
+def _relative(run: Path, path: Path) -> str:
+    return str(path.relative_to(run) if path.is_relative_to(run) else path.absolute())
 
 
 def _now() -> str:

@@ -59,7 +59,36 @@ class Removal:
 Editor = Callable[[Path, Removal, Path | None], int]
 
 
-def _lines(matches: Callable[[Removal, bytes], bool], path: Path, removal: Removal, output: Path | None) -> int:
+def remove_from(path: Path, removal: Removal, output: Path | None = None) -> int:
+    """Count the entries in a file, and write the rest to `output`, which may be the same file, if it is given."""
+    editor = editor_of(path)
+    return editor(path, removal, output) if editor else 0
+
+
+def redirected(path: Path, removal: Removal) -> Iterator[str]:
+    """The ids of the documents of a shard of pages whose request was redirected to a removed page."""
+    for line in read_lines(path):
+        if (found := _REDIRECT.search(line)) and removal.has_url(orjson.loads(b'"%s"' % found[2])):
+            yield str(orjson.loads(line)["id"])
+
+
+def editor_of(path: Path) -> Editor | None:
+    """The editor of a file; None if files of its kind have no entries."""
+    name = path.name
+    if name.endswith((".jsonl.zst", ".journal")):
+        return partial(_edit_lines, Removal.has_line)
+    if name.endswith(".warc.gz"):
+        return _edit_archive
+    if name.endswith(".txt") and path.parent.name == "urls":
+        return partial(_edit_lines, lambda removal, line: removal.has_url(line.decode()))
+    if name.endswith(".json"):
+        return _edit_statistics
+    if name.endswith((".log", ".out", ".txt", ".html", ".md", ".jsonl")):
+        return partial(_edit_lines, Removal.is_named)
+    return None
+
+
+def _edit_lines(matches: Callable[[Removal, bytes], bool], path: Path, removal: Removal, output: Path | None) -> int:
     count = 0
     with line_writer(output) as write:
         for line in read_lines(path):
@@ -70,7 +99,7 @@ def _lines(matches: Callable[[Removal, bytes], bool], path: Path, removal: Remov
     return count
 
 
-def _values(path: Path, removal: Removal, output: Path | None) -> int:
+def _edit_statistics(path: Path, removal: Removal, output: Path | None) -> int:
     """Edit statistics: examples and lists of ids."""
     count = 0
 
@@ -94,7 +123,7 @@ def _values(path: Path, removal: Removal, output: Path | None) -> int:
     return count
 
 
-def _archive(path: Path, removal: Removal, output: Path | None) -> int:
+def _edit_archive(path: Path, removal: Removal, output: Path | None) -> int:
     """Edit a WARC file with one gzip member per record; the other members are copied byte by byte."""
 
     def names(record: Any) -> list[str]:
@@ -116,36 +145,3 @@ def _archive(path: Path, removal: Removal, output: Path | None) -> int:
     if output:
         write_records(output, responses)
     return count
-
-
-_json_lines, _list, _text = (
-    partial(_lines, matches)
-    for matches in (Removal.has_line, lambda removal, line: removal.has_url(line.decode()), Removal.is_named)
-)
-
-
-def editor_of(path: Path) -> Editor | None:
-    """The editor of a file; None if files of its kind have no entries."""
-    name = path.name
-    if name.endswith((".jsonl.zst", ".journal")):
-        return _json_lines
-    if name.endswith(".warc.gz"):
-        return _archive
-    if name.endswith(".txt") and path.parent.name == "urls":
-        return _list
-    if name.endswith(".json"):
-        return _values
-    return _text if name.endswith((".log", ".out", ".txt", ".html", ".md", ".jsonl")) else None
-
-
-def remove_from(path: Path, removal: Removal, output: Path | None = None) -> int:
-    """Count the entries in a file, and write the rest to `output`, which may be the same file, if it is given."""
-    editor = editor_of(path)
-    return editor(path, removal, output) if editor else 0
-
-
-def redirected(path: Path, removal: Removal) -> Iterator[str]:
-    """The ids of the documents of a shard of pages whose request was redirected to a removed page."""
-    for line in read_lines(path):
-        if (found := _REDIRECT.search(line)) and removal.has_url(orjson.loads(b'"%s"' % found[2])):
-            yield str(orjson.loads(line)["id"])
