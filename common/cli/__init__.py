@@ -1,4 +1,4 @@
-"""What every command shares: its parser, its settings, one-line errors, exit codes and signals.
+"""The command line of every command: parser, settings, one-line errors, exit codes and signals.
 
     parser = cli.parser("corpus.clean", __doc__)             # the module docstring is the help text
     parser.add_argument("--input", type=cli.shards, nargs="+")

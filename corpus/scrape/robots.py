@@ -49,7 +49,7 @@ class _Rule(NamedTuple):
 
 
 class RobotsRules:
-    """What one robot may fetch from one origin. `rules` are pairs (pattern, whether it allows)."""
+    """The rules of one origin for one robot. `rules` are pairs (pattern, whether it allows)."""
 
     def __init__(self, rules: Iterable[tuple[str, bool]] = (), crawl_delay: float = 0.0) -> None:
         self.crawl_delay = crawl_delay

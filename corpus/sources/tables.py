@@ -125,5 +125,5 @@ def _in_microseconds(kind: Any) -> Any:
 
 
 def _plain(value: Any) -> str:
-    """What JSON lacks, as text."""
+    """Convert a value that JSON lacks to text."""
     return b64encode(value).decode() if isinstance(value, bytes) else str(value)

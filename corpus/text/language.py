@@ -50,7 +50,7 @@ def sample(text: str) -> str:
 
 
 class Language(NamedTuple):
-    """What a detector found; both fields are empty for a text without letters."""
+    """A detected language; both fields are empty for a text without letters."""
 
     code: str
     """ISO 639-1."""

@@ -42,7 +42,7 @@ def _row(step: FunnelStep) -> list[str]:
 
 
 def _training(settings: Settings, name: str) -> list[str]:
-    """What was trained, how the loss on held-out documents fell, and a text by the model."""
+    """The training's length, the losses on held-out documents, and a generated text."""
     (model,) = [model for model in trained_models(settings.run) if model.name == name]
     done = read_json(settings.model_folder(name) / "done.json")
     experiment, seconds = settings.models[name], int(model.seconds or 0)

@@ -48,7 +48,7 @@ _SHOWN = 20
 
 
 class ModelPlan(TypedDict):
-    """What a removal does to a model that was trained on the documents' datasets."""
+    """The effects of a removal on a model that was trained on the documents' datasets."""
 
     first_read: int | None
     """The first iteration that read one of the documents."""
@@ -69,7 +69,7 @@ class Tombstones(TypedDict):
 
 
 class Plan(Tombstones):
-    """What a removal does. Paths are relative to the run; those outside it are absolute."""
+    """The effects of a removal. Paths are relative to the run; those outside it are absolute."""
 
     format: int
     ids: list[str]
@@ -196,7 +196,7 @@ def _duplicates(run: Path, removal: Removal) -> tuple[list[dict[str, str]], list
 
 
 def describe(run: Path, plan: Plan) -> Iterator[str]:
-    """What a plan removes, one line per fact."""
+    """Describe a plan, one line per fact."""
     yield f"{len(plan['ids'])} documents of {run}: {', '.join(plan['ids'][:_SHOWN])}"
     entries = Counter[str]()
     for name, count in plan["entries"].items():

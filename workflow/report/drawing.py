@@ -20,7 +20,7 @@ class Bar:
 
     @property
     def length(self) -> float:
-        """Of all parts."""
+        """Total of all parts."""
         return sum(length for _, length in self.parts)
 
 

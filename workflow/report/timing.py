@@ -100,7 +100,7 @@ def _starts(model: Model, done: float) -> Iterator[Job]:
 
 
 def _works(path: Path, shards: int | None) -> Iterator[Work]:
-    """Of RULE.log, of RULE/0007.log for all shards together, or of RULE/NAME.log for each model."""
+    """The work of RULE.log, of all RULE/0007.log together, or of each model's RULE/NAME.log."""
     logs = sorted(path.glob("*.log")) if path.is_dir() else [path]
     jobs = [Job(log.stem, *found) for log in logs if "." not in log.stem and (found := job_log.read(log))]
     if not path.is_dir():
