@@ -81,12 +81,12 @@ class WorkerProcess:
         raise answer
 
     def finish(self) -> None:
-        """Tell the idle process to exit."""
+        """Stop the idle process."""
         with suppress(OSError):
             self._connection.send(None)
 
     def end(self) -> None:
-        """Ask the process to abandon its work and exit; `join` waits for it."""
+        """Abort the process' work and stop it; `join` waits for the exit."""
         if self._process.is_alive() and self._process.pid:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, _END)
@@ -101,7 +101,7 @@ class WorkerProcess:
 
 
 def _kill_forgotten() -> None:
-    """At exit, kill workers that a signal left without an owner as they started: multiprocessing waits for them."""
+    """At exit, kill workers orphaned by a signal while they started: multiprocessing would wait for them."""
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()
@@ -128,7 +128,7 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 def _work(connection: Connection, parent: int) -> None:
-    """Answer calls until told to exit; each answer is (True, result) or (False, exception)."""
+    """Answer calls until `finish`; each answer is (True, result) or (False, exception)."""
     for number in _HANDLED_BY_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(_END, _end)

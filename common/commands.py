@@ -41,12 +41,12 @@ VERBS = {
     .removeprefix("workflow."): module
     for module in COMMANDS
 }
-"""The command's words: what works on a whole run is called by what it is about."""
+"""Modules by the command's name."""
 _ROOT = Path(__file__).resolve().parents[1]
 
 
 def _first_line(module: str) -> str:
-    """What a command does, read from its source: an import of all would take seconds."""
+    """The first line of a command's docstring, read from its source: importing all commands takes seconds."""
     path = _ROOT / module.replace(".", "/")
     path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     return (ast.get_docstring(ast.parse(path.read_bytes())) or "").split("\n")[0]

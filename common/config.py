@@ -5,7 +5,7 @@
 
 Unknown keys, wrong types and contradictions raise ConfigError, one line with the key's full path.
 
-YAML is read with every value as text, so that the type of a key decides what its value means, not its look: `no`,
+YAML is read with every value as text, so that a value's meaning follows from its key's type, not its spelling: `no`,
 `1:30`, `010` and `2024-01-01` stay as written, and only null (`null`, `~`, nothing) becomes None. The Snakefile uses
 this reader, too, because Snakemake's own takes `no` for False.
 
@@ -113,7 +113,7 @@ def _keys(section: type[Section] = Section) -> set[str]:
 
 
 def validate(raw: Mapping[str, Any], source: str) -> Settings:
-    """Settings from plain data (a parsed YAML file). Errors name `source`. Raises ConfigError."""
+    """Validate plain data (a parsed YAML file). Raises ConfigError that names `source`."""
     try:
         return Settings.model_validate(dict(raw))
     except ValidationError as errors:
@@ -159,7 +159,7 @@ def load_settings(
 def step_settings(
     path: Path | None, overrides: Sequence[str] = (), model: str | None = None, name: str | None = None
 ) -> Settings:
-    """The settings of one command: from `--config FILE` or all defaults; the rest as in `load_settings`."""
+    """The settings of one command: `load_settings` of `--config FILE`, or the defaults."""
     if path is not None:
         settings, model = load_settings(path, overrides, model, name), name or model
         return settings.model_copy(update={"cluster": settings.cluster_of(model)}) if model else settings

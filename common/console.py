@@ -24,17 +24,17 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print to stderr what a person should know; the command continues."""
+    """Print a note to stderr."""
     print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
-    """Print to stderr what is wrong; the command continues without it."""
+    """Print a warning to stderr."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def fail(error: Exception) -> int:
-    """Print to stderr, in one line, an error that was raised on purpose. Returns the exit code."""
+    """Print an error to stderr in one line; returns its exit code."""
     text = str(error)
     if isinstance(error, OSError):
         text = (f"{error.filename}: " if error.filename else "") + (error.strerror or text)
@@ -43,7 +43,7 @@ def fail(error: Exception) -> int:
 
 
 def discard(descriptor: int) -> None:
-    """Send further output of a descriptor to /dev/null: its reader is gone, but Python will still flush its buffer."""
+    """Redirect a descriptor whose reader has ended to /dev/null: Python still flushes its buffer at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 

@@ -11,17 +11,17 @@ ToolkitError
 │   ├── CheckpointVersionError  a checkpoint that only another version of the toolkit may read
 │   └── ProofError     a converted model that does not compute what its source computes
 ├── TrainingError      training that must stop: non-finite numbers, a loss spike
-│   └── LostLockError  a newer job has the model folder
+│   └── LostLockError  a newer job has locked the model folder
 └── JobError           a job that failed; the message of a submitted one quotes the end of its log
-    ├── LostRankError  another process of the job died: the same command, started again, continues
+    ├── LostRankError  another process of the job died; rerun the command to resume
     └── KernelError    a GPU kernel that cannot be built, loaded or launched
 
 PageError              why one page has no text; caught by the crawl, never shown to users
 """
 
 USER_ERROR = 2  # an error that a person must cure first
-RESUME_ME = 75  # a temporary failure (EX_TEMPFAIL of sysexits.h): the same command, started again, continues
-LOCK_LOST = 76  # a newer job has the model folder; nothing is left to do here
+RESUME_ME = 75  # a temporary failure (EX_TEMPFAIL of sysexits.h): rerun to resume
+LOCK_LOST = 76  # a newer job has locked the model folder; nothing is left to do here
 
 _HOST_FAILURES = frozenset(
     {"connection", "dns", "tls", "timeout", "robots_unreachable", "tdmrep_unreachable", "http_429", "host_parked"}
@@ -79,7 +79,7 @@ class TrainingError(ToolkitError):
 
 
 class LostLockError(TrainingError):
-    """A newer job has the model folder; this one ends without writing to it."""
+    """A newer job has locked the model folder; this one ends without writing to it."""
 
     exit_code = LOCK_LOST
 
@@ -89,7 +89,7 @@ class JobError(ToolkitError):
 
 
 class LostRankError(JobError):
-    """Another process of the job died or cannot be reached; nothing needs to be changed before the next start."""
+    """Another process of the job died or cannot be reached; rerun to resume."""
 
     exit_code = RESUME_ME
 
@@ -99,7 +99,7 @@ class KernelError(JobError):
 
 
 class PageError(Exception):
-    """Why a page has no text: the name of the reason, and whether another attempt could end differently.
+    """Why a page has no text, and whether a retry may succeed.
 
     `wait` is the least number of seconds before that attempt, where the server named one.
     """

@@ -1,7 +1,7 @@
-"""Remove and replace folders of results as a whole, but only if every file in them is known to be ours.
+"""Remove and replace whole folders of results, if they have no foreign files.
 
 own = re.compile(r"[0-9]+\\.pairs").fullmatch
-if foreign := first_foreign_file(folder, own): ...    # a file that somebody else put there
+if foreign := first_foreign_file(folder, own): ...    # a file that we did not write
 remove_own(folder, own)
 with replace_folder(folder, check) as new: ...        # write the files to `new`
 """
@@ -16,7 +16,7 @@ from common.files import fsync, open_locked
 
 
 def first_foreign_file(folder: Path, own: Callable[[str], object]) -> Path | None:
-    """The first entry of a folder, by name, that is not a regular file with one of our names; None if all are ours.
+    """The first entry of a folder, by name, that is not a regular file with one of our names, or None.
 
     Folders and symbolic links count as foreign, and so does `folder` itself if it is a link or not a folder.
     """

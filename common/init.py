@@ -41,7 +41,7 @@ def workflow_files() -> dict[str, Path]:
 
 
 def start(folder: Path, force: bool = False) -> list[Path]:
-    """Copy the files into a folder; returns those that were written. Raises InputError before it changes anything."""
+    """Copy the files into a folder; returns the files written. Raises InputError before writing any."""
     texts = {folder / name: path.read_text(encoding="utf-8") for name, path in workflow_files().items()}
     texts[folder / SCHEMA] = json.dumps(Settings.model_json_schema(), indent=1) + "\n"
     changed = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]

@@ -1,4 +1,4 @@
-"""The last line of a job's log: how long its command took, and how much memory it needed.
+"""The last line of a job's log: the time and peak memory of its command.
 
     finished after 12.3 s; largest process 812 MB
 
@@ -22,7 +22,7 @@ _STARTED = time.monotonic()  # imports of this module come first in every comman
 
 
 class JobTime(NamedTuple):
-    """What a log says of its command."""
+    """The time and memory of a finished command."""
 
     seconds: float
     """From the start of the process."""
@@ -33,7 +33,7 @@ class JobTime(NamedTuple):
 
 
 def finish() -> None:
-    """Write the line if this process is a job of the workflow: its output goes to a log."""
+    """Write the line if this process is a job of the workflow."""
     if JOB_SETTINGS in os.environ:
         who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
         peak = 1024 * max(resource.getrusage(each).ru_maxrss for each in who)
@@ -41,7 +41,7 @@ def finish() -> None:
 
 
 def read(path: Path) -> JobTime | None:
-    """The time of a log; None if its command has not ended, or failed."""
+    """The last line of a log; None while its command runs, and if it failed."""
     with path.open("rb") as log:
         facts = os.fstat(log.fileno())
         log.seek(max(0, facts.st_size - _LONGEST))

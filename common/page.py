@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: one look in light and dark, figures as SVG inside, nothing fetched from elsewhere.
+"""Self-contained HTML pages: light and dark themes, figures as inline SVG, no external resources.
 
 {% extends "base.html" %}{% block content %}…{% endblock %}     # workflow/report/template.html
 render("workflow.report", "template.html", title="results/demo", …)
@@ -27,7 +27,7 @@ _DIGITS = re.compile(r"(\d\.\d\d)\d+")  # a hundredth of a point is enough
 
 
 def render(package: str, template: str, **values: Any) -> str:
-    """A template of a package; one of HTML extends `base.html`, `title` is its heading, and its values are escaped.
+    """Render a template of a package. HTML templates extend `base.html`; their values are escaped.
 
     Filters: `number` (1,234), `size` (1.2 MB), `duration` (2 min 5 s), `csv_link` of a table.
     """
@@ -59,7 +59,7 @@ def _csv_cell(attributes: str, content: str) -> str:
 
 
 def number(value: float) -> str:
-    """`1,234`; of a fraction below 1,000, four digits."""
+    """`1,234`; four digits for fractions below 1,000."""
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -84,7 +84,7 @@ def duration(seconds: float) -> str:
 
 
 def figure_style(name: str) -> AbstractContextManager[None]:
-    """Matplotlib's settings for a figure of a page: SVG whose text is text, the same figure as the same file.
+    """Matplotlib's settings for figures of a page: SVG with text as text, reproducible bytes.
 
     `name` keeps the ids of the figures of a page apart.
     """
@@ -108,7 +108,7 @@ def figure_style(name: str) -> AbstractContextManager[None]:
 
 
 def as_svg(figure: Any, label: str, titles: Mapping[str, str | Sequence[str]] | None = None) -> Markup:
-    """A figure as an `<svg>` element, and close it.
+    """Close a figure and return it as an `<svg>` element.
 
     `label` is read aloud in place of the figure. `titles` are shown over the elements with these ids (`set_gid`); of a
     line with markers, a list has a title per marker.

@@ -1,6 +1,6 @@
 """Progress on stderr: a bar on a terminal, a line every 10 seconds in a log.
 
-Every command shows its progress with these functions, and Snakemake that of its jobs, from their logs. `--quiet` sets
+Every command shows its progress with these functions; Snakemake shows that of its jobs, from their logs. `--quiet` sets
 the environment variable URLS_TO_GPT2_QUIET, which the processes that a command starts inherit; set by hand, it silences
 all jobs of a Snakemake.
 """
@@ -39,7 +39,7 @@ _SHARE = re.compile(r"(?<=\s)(\d+)/([1-9]\d*)(?=[\s,])")  # in the line of a met
 
 
 class Meter:
-    """Counts the items of one step. The first `done` were finished by an earlier run and do not count for rates.
+    """Counts the items of one step. Rates leave out the first `done`, which an earlier run finished.
 
     with Meter("clean", "documents") as meter:
         meter.advance()
@@ -87,7 +87,7 @@ class Meter:
             self._show(now)
 
     def note(self, text: str) -> None:
-        """Show a note at once, as the next `advance` may be minutes away; in a log, only after a first line."""
+        """Show a note without waiting for the next `advance`; in a log, only after a first line."""
         self._note = text
         if self._bar is not None or len(self._samples) > 1:
             self._show(time.monotonic())
@@ -118,7 +118,7 @@ class Meter:
 
 @contextmanager
 def count_bytes(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show the progress of `total` bytes: yields a function that any thread calls with a number of bytes."""
+    """Show the progress of `total` bytes: yields a thread-safe function that adds a number of bytes."""
     lock = Lock()
     with Meter(label, "bytes", total) as meter:
 
@@ -140,8 +140,8 @@ class Running:
     logs: Sequence[Path]
     """Of the running jobs."""
 
-    def look(self) -> tuple[float, str]:
-        """How many jobs are done, running ones by their share, and the newest last line of their logs."""
+    def poll(self) -> tuple[float, str]:
+        """The number of jobs done, fractions of running ones included, and the newest last line of their logs."""
         done, line, newest = float(self.finished), "", 0.0
         for path in self.logs[:_LOGS]:
             with suppress(OSError), path.open("rb") as log:
@@ -156,10 +156,10 @@ class Running:
 
 
 @contextmanager
-def watch(look: Callable[[], Sequence[Running]]) -> Iterator[None]:
-    """Show a bar for each step that `look()` returns until the block ends; on a terminal only.
+def watch(poll: Callable[[], Sequence[Running]]) -> Iterator[None]:
+    """Show a bar for each step that `poll()` returns until the block ends; on a terminal only.
 
-    What is printed on sys.stderr meanwhile appears above the bars.
+    Output to sys.stderr appears above the bars.
     """
     if is_quiet() or not sys.stderr.isatty():
         yield
@@ -176,11 +176,11 @@ def watch(look: Callable[[], Sequence[Running]]) -> Iterator[None]:
 
     def draw() -> None:
         while not ended.wait(_BAR_INTERVAL):
-            steps = look()
-            for gone in tasks.keys() - {step.name for step in steps}:
-                bars.remove_task(tasks.pop(gone))
+            steps = poll()
+            for finished in tasks.keys() - {step.name for step in steps}:
+                bars.remove_task(tasks.pop(finished))
             for step in steps:
-                done, line = step.look()
+                done, line = step.poll()
                 if step.name not in tasks:
                     tasks[step.name] = bars.add_task(step.name, line="")
                 line = f"{step.finished}/{step.jobs} jobs  {line}" if step.jobs > 1 else line
@@ -198,7 +198,7 @@ def watch(look: Callable[[], Sequence[Running]]) -> Iterator[None]:
 
 
 class Ticker:
-    """Prints a line at most every 10 seconds, for a command that waits for something else to advance."""
+    """Prints a line at most every 10 seconds, for a command that waits."""
 
     def __init__(self) -> None:
         self._printed = time.monotonic()

@@ -1,4 +1,4 @@
-"""run.json, the card of a result: what made it, where, when, from which settings and inputs. Imports no torch.
+"""run.json, the provenance of a result: command, host, time, versions, settings and inputs. Imports no torch.
 
     write_card(run / "run.json", settings=run / "settings/0123.yaml", inputs=paths)
 
@@ -7,8 +7,8 @@
      "settings": {"path": "settings/0123.yaml", "sha256": "…"},
      "inputs": [{"path": "urls.txt", "size": 812, "modified": "2026-…"}]}
 
-`commit` ends in -dirty if tracked files were edited; it is null outside a git checkout. A card has a date, so it is no
-output of a rule and no part of a comparison.
+`commit` ends in -dirty if tracked files were edited; it is null outside a git checkout. A card has a date, so it is not
+an output of a rule and is not compared.
 """
 
 import os
@@ -84,7 +84,7 @@ def commit(root: Path = _ROOT) -> str | None:
 
 
 def _input(path: Path) -> dict[str, Any]:
-    """Path, size and date of an input; the path alone if it does not exist: a later rule makes it, or says so."""
+    """Path, size and date of an input; the path alone if it does not exist yet."""
     if not path.exists():
         return {"path": str(path)}
     facts = path.stat()

@@ -81,7 +81,7 @@ class Stats:
             values[value] = (before[0] + documents, before[1] + size)
 
     def drop(self, reason: str, document: Document) -> None:
-        """Count one dropped document (or URL, without `id` and `text`), and keep its beginning if it is an example."""
+        """Count one dropped document (or URL, without `id` and `text`); some are kept as examples."""
         self.reasons[reason] += 1
         examples = self.examples[reason]
         if len(examples) < _EXAMPLES or document.get("id", "") < examples[-1].get("id", ""):
@@ -131,7 +131,7 @@ class Stats:
 
 
 def no_documents(inputs: Sequence[Path], run: Path) -> str:
-    """That shards hold no document, and which step of the run dropped them all."""
+    """The error for shards without documents; names the step that dropped them all."""
     totals, shards = defaultdict[Path, Stats](lambda: Stats("")), {re.split("[._]", path.name)[0] for path in inputs}
     for path in sorted(run.glob("*/*stats.json")):
         if path.name.split(".")[0] in {"stats", *shards}:
@@ -162,13 +162,13 @@ def histogram(sizes: Counter[int]) -> dict[str, int]:
 
 
 def _most_frequent(values: dict[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
-    """`{"wiki": {"documents": 7, "bytes": 900}}`, the most documents first; the rest is known from `documents_out`."""
+    """`{"wiki": {"documents": 7, "bytes": 900}}`, the most documents first."""
     ordered = sorted(values.items(), key=lambda item: (-item[1][0], item[0]))[:_WRITTEN]
     return {value: {"documents": documents, "bytes": size} for value, (documents, size) in ordered}
 
 
 def kept_before(shards: Iterable[Path | str]) -> int | None:
-    """The documents in some shards, for progress, where the statistics of the step that wrote them are beside them."""
+    """The number of documents in shards, for progress, from the statistics of the step that wrote them."""
     paths = [path.with_name(f"{path.name.partition('.')[0]}.stats.json") for path in map(Path, shards)]
     known = all(map(Path.is_file, paths))
     return sum(read_json(path).get("documents_out", 0) for path in paths) or None if known else None

@@ -1,4 +1,4 @@
-"""The steps of the pipeline: their results, the settings these depend on, and what their statistics count.
+"""The steps of the pipeline: their results, the settings that these depend on, and the units of their statistics.
 
 One table for the rules, their reruns, the report, `cluster.status` and the demo's summary. A new step is a row here, a
 module, a rule in workflow/rules/ and, if it has settings, a section in common/settings/corpus.py.
@@ -21,13 +21,13 @@ class Step:
     """A step of the pipeline."""
 
     name: str
-    """Its rule and its log; status and report call it so, too."""
+    """The name of its rule and log, in status and in the report."""
     folder: str
     """Below the run."""
     file: str
-    """The result, with {shard} or {model} if there is one for each. It appears whole or not at all."""
+    """The result, with {shard} or {model} if there is one for each. Written atomically."""
     unit: str = ""
-    """What its statistics count; empty if they are no part of the report's funnel."""
+    """The unit of its statistics; empty if they are not in the report's funnel."""
     keys: tuple[str, ...] = ()
     """Settings that the result depends on: a change repeats the step. Inputs from other steps are not named, nor are
     keys that change no result: time-outs, memory, workers, logging."""
@@ -114,9 +114,7 @@ CORPUS = (
         needs="decontaminate.files",
     ),
     Step(
-        *("train_tokenizer", "tokenizer", "stats.json"),
-        keys=("train_tokenizer",),
-        needs="train_tokenizer.vocab_size",
+        *("train_tokenizer", "tokenizer", "stats.json"), keys=("train_tokenizer",), needs="train_tokenizer.vocab_size"
     ),
     Step(
         *("tokenize", "tokens", "{shard}_text_document.idx", "documents"),
@@ -152,7 +150,7 @@ def of_rule(rule: str) -> str:
 
 
 def rule_key(rule: str) -> str:
-    """What a rule is called in the configuration: dedup_bands_3 is one of the jobs of dedup_bands."""
+    """The name of a rule in the configuration: dedup_bands for dedup_bands_3."""
     return re.sub(r"_\d+$", "", rule)
 
 
@@ -162,7 +160,7 @@ def configured(settings: Settings) -> list[Step]:
 
 
 def keys(name: str, settings: Settings, model: str = "") -> dict[str, Any]:
-    """The settings that a step's results depend on, as plain data, which Snakemake compares with the last run's."""
+    """The settings that a step's results depend on, as plain data; Snakemake reruns the step if they change."""
     step = named(name)
     found = {}
     for key in step.keys:
@@ -183,7 +181,7 @@ def _value(settings: Settings, key: str) -> Any:
 
 
 def read_by(rule: str, settings: Settings) -> list[Path]:
-    """The files from outside of the run that `blacklist` or `ingest` reads; none for other rules."""
+    """The files outside the run that `blacklist` or `ingest` reads; none for other rules."""
     lists = settings.urls if rule == "blacklist" else []
     found = [path for pattern in lists for path in find_inputs(pattern, "lists")[0]]
     found += [path for source in settings.sources if rule == "ingest" for path in source.files]

@@ -146,7 +146,7 @@ def _read_tokenizer_json(path: Path) -> Vocabulary:
 
 
 def _difference(raw: Any) -> str:
-    """What makes a tokenizer.json encode text differently from GPT-2, whatever its tokens; empty if nothing does."""
+    """Why a tokenizer.json encodes text differently from GPT-2, apart from its tokens; empty if it does not."""
     model, level = raw["model"], raw["pre_tokenizer"]
     if model.get("type", "BPE") != "BPE":
         return f"its model is {model['type']}"
@@ -160,7 +160,7 @@ def _difference(raw: Any) -> str:
 
 
 def _other_ids(raw: Any, expected: dict[str, int]) -> str:
-    """The first token whose id is not GPT-2's; empty if all are. Others may follow after <|endoftext|>."""
+    """The first token whose id differs from GPT-2's; empty if there is none. Ids after <|endoftext|> may."""
     found = raw["model"]["vocab"] | {token["content"]: token["id"] for token in raw.get("added_tokens", [])}
     for token, number in {**found, **expected}.items():
         if found.get(token) != number or (token not in expected and number < len(expected)):

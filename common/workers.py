@@ -38,7 +38,7 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 class Workers:
     """A pool of `count` worker processes for a whole command; with one, everything runs in the calling process.
 
-    The processes end with this process, whatever ends it. Start them in the main thread, and before others.
+    The processes end with this process, even if it is killed. Start them in the main thread, and before others.
     """
 
     def __init__(self, count: int) -> None:
@@ -80,7 +80,7 @@ class Workers:
         return chain(done, _in_order(partial(self.submit, function), following, 4 * self.count))
 
     def submit(self, function: Callable[[Item], Result], item: Item) -> "Future[Result]":
-        """The result of `function(item)` in a worker process, also with one worker; `start` the pool before."""
+        """Submit `function(item)` to a worker process, even with one worker; call `start` first."""
         return self._threads.submit(self._call, function, item)
 
     def start(self) -> None:

@@ -28,7 +28,7 @@ from common.files import check_outputs, expand_inputs, output_files, read_blocks
 from common.settings import BlacklistSettings
 from common.stats import Stats
 from common.workers import batched, process_map
-from corpus.runner import Step
+from corpus.runner import ShardStep
 from corpus.urls.domain_lists import DomainListReport
 from corpus.urls.rules import SeenUrls, UrlRules
 from corpus.urls.url import document_id
@@ -137,14 +137,14 @@ def blacklist(
     known: Sequence[Path] = (),
     removed: Collection[str] = (),
 ) -> Stats:
-    """Filter URL lists into one text file per shard, all of them or none. Remembers 8 bytes per URL that it keeps.
+    """Filter URL lists into one text file per shard, all of them or none. Uses 8 bytes of memory per kept URL.
 
     URLs of the lists `known` are dropped, and take 8 bytes, too; those of `removed` documents are dropped by their ids.
 
     Raises EmptyResultError when no URL is left, InputError when the lists hold none, or when no entry of a list of
     domains can match.
     """
-    step, seen = Step("blacklist", inputs, rejects, workers, None, allow_empty, unit="URLs"), SeenUrls()
+    step, seen = ShardStep("blacklist", inputs, rejects, workers, None, allow_empty, unit="URLs"), SeenUrls()
     stats, earlier, check = step.stats, SeenUrls(), partial(_check, settings.model_dump_json(), len(outputs))
     pending: list[list[str]] = [[] for _ in outputs]
     blocks = (block for path in step.noted(inputs) for block in read_blocks(path))

@@ -5,7 +5,7 @@
     python -m corpus.clean --explain pages.jsonl.zst
 
 The first reason wins: empty, javascript, short, Gopher's quality rules (if enabled), language. Documents keep their
-order, and the worker count changes no byte. --explain writes nothing: it prints what each filter finds in twenty
+order, and the worker count changes no byte. --explain writes nothing: it prints the verdict of each filter on twenty
 documents of a shard.
 """
 
@@ -22,7 +22,7 @@ from common import cli
 from common.files import Document, document_writer, expand_inputs, read_documents
 from common.settings import CleanSettings
 from common.stats import Stats
-from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
 from corpus.text.filters import filters
 from corpus.text.verdicts import Filter, Text, Verdict
 
@@ -35,7 +35,7 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 
 
 def clean_document(rules: Sequence[Filter], fold: bool, document: Document) -> tuple[Outcome, Counter[str]]:
-    """The document repaired, and changed or dropped by the filters; and what they changed."""
+    """Repair a document, and change or drop it by the filters; also returns the changes."""
     counts, document = Counter[str](), {**document, "text": repair(document["text"], fold)}
     text = Text(document["text"])
     for rule in rules:
@@ -57,7 +57,7 @@ def clean(inputs: Sequence[Path], output: Path, settings: CleanSettings, **optio
 
     Raises InputError for unreadable input, EmptyResultError when nothing is left (unless `allow_empty`).
     """
-    step = Step("clean", inputs, **options, cure="relax `clean` in the configuration")
+    step = ShardStep("clean", inputs, **options, cure="relax `clean` in the configuration")
     languages, changes = Counter[str](), Counter[str]()
     with (
         step.map(partial(clean_document, filters(settings), settings.fold_whitespace)) as outcomes,
@@ -79,7 +79,7 @@ def clean(inputs: Sequence[Path], output: Path, settings: CleanSettings, **optio
 
 
 def explain(shard: Path, settings: CleanSettings) -> Iterator[str]:
-    """Describe what each filter finds in twenty documents of a shard: those with the smallest ids, which are hashes."""
+    """Print the verdict of each filter on twenty documents of a shard, those with the smallest ids (hashes)."""
     rules = filters(settings)
     width = max(len(rule.name) for rule in rules)
     for document in nsmallest(_EXPLAINED, read_documents(shard), key=lambda document: str(document["id"])):
@@ -157,9 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("corpus.clean", __doc__)
     cli.add_input(parser, required=False)
     parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="shard of clean documents")
-    parser.add_argument(
-        "--explain", type=cli.input_path, metavar="FILE", help="print what each rule finds in some documents"
-    )
+    parser.add_argument("--explain", type=cli.input_path, metavar="FILE", help="show filter verdicts on 20 documents")
     cli.add_step_options(parser, "clean")
     arguments = parser.parse_args(argv)
     if (arguments.input is None or arguments.output is None) == (arguments.explain is None):

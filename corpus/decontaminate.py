@@ -38,21 +38,21 @@ from common.files import (
 )
 from common.settings import DecontaminateSettings, Settings
 from common.stats import Stats
-from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
 from corpus.text.ngrams import find_matches, frequent_ngrams, ngrams_of, pieces, sum_counts
 from corpus.text.words import words
 
 
 def find_numbers(settings: str, document: Document) -> list[int]:
-    """The number of each n-gram that occurs in a document, as often as it occurs."""
+    """The numbers of the n-grams in a document, with repetitions."""
     return [number for _, number in ngrams_of(settings).find(words(document["text"]))]
 
 
 def count(inputs: Sequence[Path], settings: DecontaminateSettings, **options: Unpack[StepOptions]) -> dict[str, object]:
-    """The first pass over some shards: the digest of the n-grams, and how often each of them occurs."""
+    """The first pass over some shards: the digest of the n-grams, and the count of each."""
     given, total = settings.model_dump_json(), Counter[int]()
     digest = ngrams_of(given).digest
-    step = Step("decontaminate count", inputs, **options | {"allow_empty": True})
+    step = ShardStep("decontaminate count", inputs, **options | {"allow_empty": True})
     with step.map(partial(find_numbers, given)) as found, step.results() as results:
         for numbers in found:
             total.update(numbers)
@@ -67,7 +67,7 @@ def _counts_file(digest: str, total: Counter[int]) -> dict[str, object]:
 def cut_document(
     settings: DecontaminateSettings, given: str, ignored: frozenset[int], document: Document
 ) -> tuple[Outcome, list[int]]:
-    """The document without the n-grams of the evaluation sets, and the numbers of those that it had.
+    """Cut the n-grams of the evaluation sets out of a document; also returns their numbers.
 
     `given` is `settings` as JSON.
     """
@@ -96,7 +96,7 @@ def cut(
     ngrams = ngrams_of(given)
     ignored = frequent_ngrams(counts, ngrams, settings.max_count)
     hits, touched = np.zeros(len(ngrams.texts), dtype=np.int64), Counter[str]()
-    step = Step("decontaminate", inputs, **options)
+    step = ShardStep("decontaminate", inputs, **options)
     with (
         step.map(partial(cut_document, settings, given, ignored)) as found,
         step.results(document_writer(output)) as results,
@@ -133,20 +133,16 @@ def _parser() -> argparse.ArgumentParser:
         cli.add_settings(one, "decontaminate")
     for one in (counting, adding, cutting):
         one.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="counts, or a shard")
-    running.add_argument(
-        "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="shards, counts, stats"
-    )
+    running.add_argument("--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="all results")
     adding.add_argument("--counts", type=cli.input_path, required=True, metavar="DIR", help="NNNN.counts.json inside")
     adding.add_argument("--shards", type=cli.positive_int, required=True, metavar="N", help="shards 0000 to N - 1")
-    cutting.add_argument(
-        "--counts", type=cli.any_files, nargs="+", required=True, metavar="FILE", help="counts of all shards"
-    )
+    cutting.add_argument("--counts", type=cli.any_files, nargs="+", required=True, metavar="FILE", help="all counts")
     cli.add_step_options(cutting, "decontaminate")
     return parser
 
 
 def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
-    """Both passes over all shards; `folder` gets shards, rejects, counts and statistics."""
+    """Run both passes over all shards; writes shards, rejects, counts and statistics to `folder`."""
     require_distinct_stems(inputs)
     require_regular(inputs, "corpus.decontaminate run")
     names = {path: f"{shard_stem(path)}.jsonl.zst" for path in inputs}

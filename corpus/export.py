@@ -86,7 +86,7 @@ def _groups(rows: Iterator[Row]) -> Iterator[list[Row]]:
 
 
 def export_shard(output_dir: Path, format: Format, max_bad_share: float, shard: Path) -> Stats:
-    """Write one shard to a file of its name in `output_dir`, and count its documents; InputError for bad input."""
+    """Write one shard to a file of its name in `output_dir`; returns the number of documents. Raises InputError."""
     stats, bad = Stats("export"), BadLines(max_bad_share)
 
     def rows() -> Iterator[Row]:
@@ -108,7 +108,7 @@ def _output(output_dir: Path, format: Format, shard: Path) -> Path:
 def export(
     shards: Sequence[Path], output_dir: Path, format: Format = "parquet", workers: int = 1, max_bad_share: float = 0.001
 ) -> Stats:
-    """Export each shard in a process of its own, `workers` at a time; finished files stay when a later one fails.
+    """Export shards in `workers` processes; finished files stay when a later one fails.
 
     Raises InputError for unreadable input, names that collide, or Parquet without pyarrow, and EmptyResultError if
     there is no document in any shard.
@@ -139,9 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.export", __doc__)
     cli.add_input(parser)
-    parser.add_argument(
-        "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="folder of the files"
-    )
+    parser.add_argument("--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="output folder")
     parser.add_argument("--format", choices=list(SUFFIXES), default="parquet", help="of the files (default parquet)")
     cli.add_stats(parser)
     cli.add_workers(parser)

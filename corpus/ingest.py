@@ -43,7 +43,7 @@ from common.files import (
 )
 from common.settings import BlacklistSettings, ScrapeSettings, SourceSettings
 from common.stats import Stats
-from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
 from corpus.scrape.offline import checked_pages, extracted
 from corpus.scrape.pages import count_date
 from corpus.sources.formats import READERS, recognised
@@ -53,7 +53,7 @@ from corpus.urls.url import document_id
 def read_pages(
     scrape: ScrapeSettings, blacklist: BlacklistSettings, workers: int, stats: Stats, paths: Iterable[Path]
 ) -> Iterator[Outcome]:
-    """The documents of WARC files, as `corpus.scrape --warc` makes them, and why the other records have none."""
+    """The documents of WARC files, as `corpus.scrape --warc` extracts them; other records as drops."""
     for url, outcome in extracted(checked_pages(paths, scrape, blacklist, texts=True), scrape, workers):
         count_date(stats, outcome)
         yield Drop({"url": url}, outcome["reason"]) if "reason" in outcome else dict(outcome["record"])
@@ -61,7 +61,7 @@ def read_pages(
 
 def read_sources(
     sources: Sequence[SourceSettings],
-    step: Step,
+    step: ShardStep,
     from_warc: Callable[[Iterable[Path]], Iterator[Outcome]],
     known: Iterable[Path] = (),
 ) -> Iterator[Outcome]:
@@ -92,7 +92,7 @@ def read_sources(
 
 
 def identify(removed: Collection[str], document: Outcome) -> Outcome:
-    """The document with its id, dropped if it has no text, or an id that was `removed`."""
+    """Give a document its id; drop it if it has no text or its id was `removed`."""
     if isinstance(document, Drop):
         return document
     try:
@@ -123,14 +123,14 @@ def ingest(
     removed: Collection[str] = (),
     **options: Unpack[StepOptions],
 ) -> Stats:
-    """Write the documents of all sources into shards, all of them or none; memory is bounded, whatever their number.
+    """Write the documents of all sources into shards, all of them or none, in bounded memory.
 
     Workers are threads that compress, as sending a document to a process takes longer than reading it, and processes
     that extract the pages of WARC files, by the rules of `scrape` and `blacklist`. Raises InputError for unreadable
     input, EmptyResultError if no document has text.
     """
     workers = options.pop("workers", 1)
-    step = Step("ingest", [source.path for source in sources], **options)
+    step = ShardStep("ingest", [source.path for source in sources], **options)
     from_warc = partial(read_pages, scrape or ScrapeSettings(), blacklist or BlacklistSettings(), workers, step.stats)
     documents = read_sources(sources, step, from_warc, known)
     return step.run(partial(identify, removed), shards_by_id(outputs, workers), documents)

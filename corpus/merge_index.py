@@ -56,7 +56,7 @@ def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
 
 
 def _require_alike(shard: IndexedDataset, first: IndexedDataset) -> None:
-    """Raise InputError if the two differ in dtype or vocabulary, as far as its hash is known."""
+    """Raise InputError if the two differ in dtype or, where both are known, vocabulary."""
     mine, theirs = (meta.vocabulary if meta else "" for meta in (shard.meta, first.meta))
     for suffix, one, other in (
         (".idx", shard.dtype.name, first.dtype.name),
@@ -99,9 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="PREFIX",
         help="datasets to join, or folders of them",
     )
-    parser.add_argument(
-        "--shards", type=cli.positive_int, metavar="N", help="only the shards 0000 to N - 1 of a folder"
-    )
+    parser.add_argument("--shards", type=cli.positive_int, metavar="N", help="only shards 0000 to N - 1 of a folder")
     parser.add_argument(
         "--output-prefix",
         type=cli.output_prefix(),

@@ -39,7 +39,7 @@ from common.files import (
 from common.settings import RepeatsSettings, Settings
 from common.stats import Stats
 from corpus.dedup.segments import write_segments
-from corpus.runner import Drop, Outcome, Step, StepOptions, step_options
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
 from corpus.text.repeats import CHUNK, RANGES, UNIT, find_units, fingerprint, read_repeats, write_repeats
 
 _EXAMPLES = 10  # most frequent units, in the statistics
@@ -68,7 +68,7 @@ def _chunk(found: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
 
 def count(shard: Path, output: Path, settings: RepeatsSettings, **options: Unpack[StepOptions]) -> None:
     """Write the units of a shard. Raises InputError for unreadable input."""
-    step = Step("repeats count", [shard], **options | {"allow_empty": True})
+    step = ShardStep("repeats count", [shard], **options | {"allow_empty": True})
     info: dict[str, Any] = {"settings": fingerprint(settings), "units": 0}
     with (
         step.map(partial(hash_units, settings), enumerate(step.documents())) as found,
@@ -93,9 +93,9 @@ _repeats_of = lru_cache(1)(read_repeats)  # read before the workers are forked
 def cut_document(
     settings: RepeatsSettings, repeats: Path, shard: str, item: tuple[int, Document]
 ) -> tuple[Outcome, Removed]:
-    """A document without the units that repeat, given its index in the shard, and what they were."""
+    """Cut the units that repeat out of a document, given its index in the shard; also returns them."""
     (index, document), known = item, _repeats_of(repeats, shard)
-    lines, removed, kept, gone = document["text"].split("\n"), Removed(), set[int](), set[int]()
+    lines, removed, kept, cut_lines = document["text"].split("\n"), Removed(), set[int](), set[int]()
     units = find_units(lines, settings) if len(known.hash) else []
     hashes = np.array([unit.hash for unit in units], dtype=np.uint64)
     nearest = np.minimum(np.searchsorted(known.hash, hashes), len(known.hash) - 1)
@@ -105,23 +105,23 @@ def cut_document(
             kept.add(found)
         else:
             removed.append((int(known.times[nearest[place]]), "\n".join(lines[start:end])))
-            gone.update(range(start, end))
+            cut_lines.update(range(start, end))
     if not removed:
         return document, removed
-    text = without(lines, gone)
+    text = without(lines, cut_lines)
     if len(text) < max(1, settings.min_characters):
         return Drop(document, "short", f"{len(text)} of {len(document['text'])} characters left"), removed
     return {**document, "text": text}, removed
 
 
-def without(lines: Sequence[str], gone: set[int]) -> str:
-    """The lines that stay, and of the blank lines before and after those that go at most one."""
+def without(lines: Sequence[str], removed: set[int]) -> str:
+    """The lines without those of `removed`, and at most one blank line in place of each cut."""
     left, after_cut = list[str](), False
     for index, line in enumerate(lines):
         blank = not line.strip()
-        if index not in gone and not (blank and after_cut and not (left and left[-1].strip())):
+        if index not in removed and not (blank and after_cut and not (left and left[-1].strip())):
             left.append(line)
-        after_cut = index in gone or (after_cut and blank)
+        after_cut = index in removed or (after_cut and blank)
     while after_cut and left and not left[-1].strip():
         left.pop()
     return "\n".join(left)
@@ -133,7 +133,7 @@ def cut(shard: Path, repeats: Path, output: Path, settings: RepeatsSettings, **o
     Raises InputError if the shard has changed since it was counted, EmptyResultError when nothing is left (unless
     `allow_empty`).
     """
-    step = Step("repeats", [shard], **options, cure="relax `repeats` in the configuration")
+    step = ShardStep("repeats", [shard], **options, cure="relax `repeats` in the configuration")
     figures, top = {"units": 0, "characters": 0, "documents": 0}, Removed()
     of_document = partial(cut_document, settings, repeats, shard_stem(shard))
     with (
@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
-    """All phases over all shards; `folder` gets shards, rejects and statistics."""
+    """Run all phases over all shards; writes shards, rejects and statistics to `folder`."""
     require_distinct_stems(inputs)
     require_regular(inputs, "corpus.repeats run")
     names = {path: f"{shard_stem(path)}.jsonl.zst" for path in inputs}

@@ -4,7 +4,7 @@
         text = document["text"][:1000]
         return {**document, "text": text} if text else Drop(document, "empty")
 
-    stats = Step("shorten", inputs, rejects, workers=8).run(shorten, document_writer(output))
+    stats = ShardStep("shorten", inputs, rejects, workers=8).run(shorten, document_writer(output))
 
 Results keep the order of the documents, so the output is byte-identical for any number of workers. A step for which
 `run` is not enough uses its two parts, both context managers: `map` reads and computes, `results` writes and counts.
@@ -43,16 +43,16 @@ class Drop:
     reason: str
     """One word, counted in the statistics."""
     detail: str = ""
-    """What is wrong, for people: "312 characters". Stands in the rejects if given."""
+    """What is wrong, for people: "312 characters"; written to the rejects."""
 
 
 Outcome = Document | Drop
-"""What a step makes of a document."""
+"""The result of a step for one document."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """Writes and counts what a step keeps and drops; `Step.results` opens it."""
+    """Writes and counts what a step keeps and drops; `ShardStep.results` opens it."""
 
     stats: Stats
     meter: Meter
@@ -66,7 +66,7 @@ class Results:
 
     def drop(self, document: Document, reason: str, detail: str = "") -> None:
         """Write and count a reject, and keep it as an example of its reason."""
-        rejected = {**document, "reason": reason, "finding": detail} if detail else {**document, "reason": reason}
+        rejected = {**document, "reason": reason, "detail": detail} if detail else {**document, "reason": reason}
         self.stats.drop(reason, rejected)
         self.reject(rejected)
 
@@ -80,7 +80,7 @@ class Results:
 
 
 class StepOptions(TypedDict, total=False):
-    """What every step over shards can be told, besides its inputs, its outputs and its settings: fields of `Step`."""
+    """The options of every step over shards: fields of `ShardStep`."""
 
     rejects: Path | None
     workers: int
@@ -99,8 +99,8 @@ def step_options(arguments: argparse.Namespace, settings: Settings) -> StepOptio
 
 
 @dataclass
-class Step:
-    """One run of a step over some inputs, and what it counts."""
+class ShardStep:
+    """A step over shards: its inputs, its options, and what it counts."""
 
     name: str
     inputs: Sequence[Path | str] = ()
@@ -108,7 +108,7 @@ class Step:
     rejects: Path | None = None
     workers: int = 1
     max_bad_share: float | None = 0.001
-    """Largest share of bad lines in the inputs; None for a step that has no such lines."""
+    """Largest share of bad lines in the inputs; None turns the check off."""
     allow_empty: bool = False
     """Whether the step may end without a document."""
     cure: str = ""
@@ -129,17 +129,16 @@ class Step:
         return self.stats.counted(read_shards(map(Path, self.inputs), self.bad))
 
     def noted(self, paths: Iterable[Path], known: Mapping[str, Fingerprint] | None = None) -> Iterator[Path]:
-        """The paths, each put into the statistics with its hash when its turn to be read has come; pipes are not.
+        """Yield the paths, and record each file's hash in the statistics before it is read; not of pipes.
 
-        Leaves out those that are in `known` by their absolute path, but counts them. Raises InputError for one of them
-        that has changed since.
+        Skips and counts paths that `known` has as absolute paths. Raises InputError for one that has changed since.
         """
         read = self.stats.extra.setdefault("inputs", {})
         for path in paths:
             if known and (then := known.get(os.path.abspath(path))):
                 if change := first_change({str(path): then}, [path]):
                     raise InputError(
-                        f"{change} by a run that this one grows, which holds its old documents; restore it, and put "
+                        f"{change} by a run that this one extends, which has its old documents; restore it, and put "
                         "new documents into a file of another name"
                     )
                 read[str(path)] = then
@@ -164,7 +163,7 @@ class Step:
         EmptyResultError if nothing is left.
         """
         with (
-            writer or nullcontext(_discard) as write,
+            writer or nullcontext(lambda _: None) as write,
             document_writer(self.rejects, self.name) as reject,
             Meter(self.name, unit or self.unit, kept_before(self.inputs)) as meter,
         ):
@@ -199,7 +198,3 @@ class Step:
 
 def _each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:
     return [function(item) for item in items]
-
-
-def _discard(_document: Document) -> None:
-    pass

@@ -25,7 +25,7 @@ from common.stats import Stats, histogram
 from common.tokenizer import Lengths, Tokenizer, vocabulary_files
 from common.workers import threaded_map
 from corpus.index import IndexWriter, Meta, token_dtype
-from corpus.runner import Step, StepOptions, step_options
+from corpus.runner import ShardStep, StepOptions, step_options
 
 _BATCH = 1 << 20  # characters encoded at once: some ten milliseconds of work
 
@@ -59,7 +59,7 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def encode_documents(tokenizer: Tokenizer, settings: TokenizeSettings, documents: list[Document]) -> Encoded:
-    """Encode a batch; set aside the documents under `min_tokens`."""
+    """Encode a batch; documents under `min_tokens` are returned apart."""
     ids, lengths = tokenizer.encode_batch([document["text"] for document in documents])
     long_enough = lengths >= settings.min_tokens
     kept, short = list[Document](), list[Document]()
@@ -84,7 +84,7 @@ def tokenize(
 
     Raises InputError for unreadable input, EmptyResultError when nothing is left (unless `allow_empty`).
     """
-    step = Step("tokenize", inputs, **options, cure="lower tokenize.min_tokens or give more text")
+    step = ShardStep("tokenize", inputs, **options, cure="lower tokenize.min_tokens or give more text")
     tokenizer = Tokenizer(vocabulary_files(settings.encoder_json, settings.vocab_bpe))
     prefix = output_prefix.with_name(output_prefix.name + "_text_document")
     meta = Meta(tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.vocabulary.hash)

@@ -3,7 +3,7 @@
     python -m corpus.train_tokenizer --input dedup/*.jsonl.zst --output-dir tokenizer train_tokenizer.vocab_size=32000
 
 Writes encoder.json and vocab.bpe in GPT-2's format: 256 bytes, the merges, `<|endoftext|>` last; `vocab_size` counts
-all of them. `train_tokenizer.share` takes the documents with the smallest hashed ids, whatever their shards. Neither
+all of them. `train_tokenizer.share` takes the documents with the smallest hashed ids, independent of shards. Neither
 the order of the documents nor the worker count changes a byte; memory grows with the number of distinct words.
 """
 
@@ -22,12 +22,12 @@ from common.files import check_outputs, expand_inputs, output_files, short_hash
 from common.settings import TrainTokenizerSettings
 from common.stats import Stats
 from common.tokenizer import END_OF_TEXT, VocabularyFiles
-from corpus.runner import Drop, Results, Step
+from corpus.runner import Drop, Results, ShardStep
 
 _MIN_COUNT = 2  # occurrences of a pair before it is merged
 
 
-def _texts(step: Step, results: Results, share: float) -> Iterator[str]:
+def _texts(step: ShardStep, results: Results, share: float) -> Iterator[str]:
     """The texts of a share of the documents."""
     for document in step.documents():
         chosen = int(short_hash(document["id"]), 16) < share * 2**64
@@ -49,7 +49,7 @@ def train_tokenizer(
     from tokenizers.pre_tokenizers import ByteLevel
     from tokenizers.trainers import BpeTrainer
 
-    step = Step("train_tokenizer", inputs, max_bad_share=max_bad_share, allow_empty=True)
+    step = ShardStep("train_tokenizer", inputs, max_bad_share=max_bad_share, allow_empty=True)
     trained = Tokenizer(BPE())
     trained.pre_tokenizer = ByteLevel(add_prefix_space=False)
     trainer = BpeTrainer(
@@ -78,7 +78,7 @@ def train_tokenizer(
 
 @contextmanager
 def _default_signals() -> Iterator[None]:
-    """Let a signal end the process at once: the library keeps the main thread for minutes, and writes no file."""
+    """Let a signal end the process immediately: the library blocks the main thread for minutes."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -59,7 +59,7 @@ class BadLines:
 
 
 def first_line(path: Path) -> bytes | None:
-    """The first line of a regular file, up to 16 KB; None if it cannot be read, which its reader will report."""
+    """The first line of a regular file, up to 16 KB; None if it cannot be read."""
     try:
         return next(read_blocks(path, 1 << 14), b"").partition(b"\n")[0]
     except (InputError, OSError):
@@ -67,12 +67,12 @@ def first_line(path: Path) -> bytes | None:
 
 
 def is_marked(line: bytes) -> bool:
-    """Whether a line, or the beginning of one, is a dropped document: those that we write begin with the mark."""
+    """Whether a line is a dropped document: it begins with the mark."""
     return line.startswith(b"{" + _MARKED)
 
 
 def read_object(line: bytes, where: str, strings: Sequence[str], skip: Sequence[str] = ()) -> Document | str:
-    """The JSON object in a line with strings under `strings` and without the keys in `skip`, or why it has none.
+    """Parse a JSON object with strings under `strings`, without the keys in `skip`; or return what is wrong.
 
     Every value can be written as it was read. `where` is `file:line`. Raises InputError for a dropped document.
     """
@@ -101,7 +101,7 @@ def read_object(line: bytes, where: str, strings: Sequence[str], skip: Sequence[
 
 
 def _depth(value: Any) -> int:
-    """How deep values are nested, at most one level more than _DEEPEST; flat documents cost almost nothing."""
+    """The nesting depth of values, at most _DEEPEST + 1; fast for flat documents."""
     level, depth = [value], 0
     while level and depth <= _DEEPEST:
         depth += 1
@@ -115,7 +115,7 @@ def _depth(value: Any) -> int:
 
 
 def _may_be_rounded(value: Any) -> bool:
-    """Whether orjson may have read an integer as a float somewhere in a value."""
+    """Whether a value has a float that may have been an integer beyond 64 bits."""
     for inner in value.values() if type(value) is dict else value:
         kind = type(inner)  # not isinstance: this sees every value of a corpus
         if kind is dict or kind is list:
@@ -144,7 +144,7 @@ def _located_lines(path: Path, frames: Frames | None, encoding: str = "utf-8") -
 
 
 def read_json_lines(path: Path, encoding: str = "utf-8") -> Iterator[bytes]:
-    """The lines of a file of JSON objects; one of more than LONGEST_LINE bytes is cut, but stays longer than that.
+    """The lines of a file of JSON objects; longer ones are truncated to just over LONGEST_LINE bytes.
 
     Raises InputError for a file that begins with a megabyte of something else.
     """

@@ -1,6 +1,6 @@
-"""What a step has read: size, time and hash of each input, by which a later run notices that an input has changed.
+"""Fingerprints of a step's inputs: size, time and hash, which show a later run that an input has changed.
 
-The time only saves work: a file of another time, but the same content, has not changed.
+A file with another time but the same content has not changed.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ def sha256(path: Path) -> str:
 
 
 def digest(path: Path) -> dict[str, Any]:
-    """`{"size": bytes, "xxh3": hex}`: what notices damage, at the speed of a disk."""
+    """`{"size": bytes, "xxh3": hex}`, which detect damage."""
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "xxh3": hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}
 
 
 def first_change(read: Mapping[str, Fingerprint], now: Iterable[Path]) -> str | None:
-    """How today's files differ from those that were read, or None; only files of another time are hashed."""
+    """The first change of the files since they were read, or None; only files with another time are hashed."""
     files = {str(path): path for path in now}
     for name in sorted(read.keys() ^ files.keys()):
-        return f"{name}: {'new' if name in files else 'gone'} since the inputs were read"
+        return f"{name}: {'new' if name in files else 'missing'} since the inputs were read"
     for name, path in files.items():
         then, found = read[name], path.stat()
         same_size = found.st_size == then["size"]

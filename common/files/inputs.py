@@ -62,14 +62,14 @@ def _is_rejects(path: Path) -> bool:
 
 
 def _is_other(path: Path, kind: Kind) -> bool:
-    """Whether a regular file is a step's, but no input: temporary, statistics or rejects."""
+    """Whether a regular file is a step's temporary file, statistics or rejects."""
     if path.suffix in _UNFINISHED or kind == "files" or not path.is_file():  # a pipe can be read only once
         return path.suffix in _UNFINISHED
     return _FIGURES.fullmatch(path.name) is not None or _is_rejects(path)
 
 
 def _matches(pattern: str) -> dict[Path, bool]:
-    """The files that a glob matches, and whether they lie in a folder that it matches."""
+    """The files that a glob matches, each with whether it is inside a matching folder."""
     found: dict[Path, bool] = {}
     for name in glob.glob(pattern, recursive=True):
         if not os.path.isdir(name):
@@ -93,7 +93,7 @@ def _split(folder: Path, files: Iterable[Path]) -> set[Path]:
 
 
 def _listed(path: Path) -> list[Path]:
-    """The files beside one of Common Crawl's lists of paths, such as warc.paths.gz, or below its folder.
+    """The files that a Common Crawl list of paths names, such as warc.paths.gz, next to it or below its folder.
 
     Raises InputError if some are missing.
     """
@@ -149,6 +149,4 @@ def require_regular(paths: Iterable[Path], reader: str) -> None:
     """Raise InputError for a pipe or a device; `reader` reads its inputs more than once."""
     for path in paths:
         if str(path) == "-" or (path.exists() and not path.is_file()):
-            raise InputError(
-                f"{path}: is not a regular file, and {reader} reads it more than once; write it to a file first"
-            )
+            raise InputError(f"{path}: is not a regular file, but {reader} reads it twice; write it to a file first")

@@ -1,4 +1,4 @@
-"""Reads single lines of a compressed file without the frames before them."""
+"""Random access to lines of a compressed file."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -40,7 +40,7 @@ def lines_at(path: Path, frames: Frames, lines: Iterable[tuple[int, int]]) -> It
 
 
 def _blocks(file: IO[bytes], frames: Frames, index: int) -> Iterator[bytes]:
-    """The bytes of the frames from one on; no block spans two, so that none is read in vain."""
+    """The bytes of the frames from one on, in blocks that end with a frame."""
     file.seek(frames[index][0])
     for following in range(index + 1, len(frames) + 1):
         left = frames[following][0] - frames[following - 1][0] if following < len(frames) else None

@@ -77,7 +77,7 @@ _TAR = slice(257, 262)  # where a tar archive has b"ustar"
 
 
 def kind_of(head: bytes) -> tuple[str, str]:
-    """What begins with `head`, perhaps after white space, and the cure; both are empty if it may be text."""
+    """The format that begins with `head`, perhaps after white space, and the cure; both are empty for text."""
     if head[_TAR] == b"ustar":
         return "a tar archive", _UNPACK
     head = head[:_HEAD].lstrip(_BLANK)
@@ -85,17 +85,17 @@ def kind_of(head: bytes) -> tuple[str, str]:
 
 
 def is_binary(head: bytes) -> bool:
-    """Whether a page or text that begins with `head` is of a binary format."""
+    """Whether `head` begins a binary format."""
     return kind_of(head)[0] not in ("", "WARC", "ARC", _UTF16[0])
 
 
 def is_noise(head: bytes) -> bool:
-    """Whether over 2 % are control characters: of random bytes 10 % are, of text in any encoding but UTF-16 none."""
+    """Whether over 2 % are control characters: random bytes have 10 %, text in any encoding but UTF-16 none."""
     return len(re.findall(_DATA, head)) > 2 + len(head) // 50
 
 
 def read_head(path: Path) -> tuple[str, bytes]:
-    """How a regular file is compressed, as a suffix or "", and how its content begins, as far as it can be read."""
+    """The compression of a regular file, as a suffix or "", and the beginning of its content."""
     with open(path, "rb") as file, naming(path):
         head = file.read(_HEAD)
         packed = next((suffix for magic, suffix in _MAGIC.items() if head.startswith(magic)), "")
@@ -113,7 +113,7 @@ Frames = list[tuple[int, int]]
 
 
 def decompressed(blocks: Iterator[bytes], path: Path, frames: Frames | None = None) -> Iterator[bytes]:
-    """The decompressed bytes of all frames of a file, which must have at least one; fills `frames` while reading.
+    """The decompressed bytes of a file of one or more frames; fills `frames` while reading.
 
     Raises InputError for a truncated frame, other bytes between or after frames, and an empty file.
     """
@@ -142,7 +142,7 @@ def decompressed(blocks: Iterator[bytes], path: Path, frames: Frames | None = No
 
 
 def _as_utf8(chunks: Iterator[bytes], encoding: str, path: Path) -> Iterator[bytes]:
-    """The chunks of a text of another encoding. Raises EncodingError where it has yet another one."""
+    """Decode chunks of another encoding to UTF-8. Raises EncodingError where they are invalid."""
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
         for chunk in chain(chunks, [b""]):
@@ -195,7 +195,7 @@ def located_blocks(
     frames: Frames | None = None,
     encoding: str = "utf-8",
 ) -> Iterator[tuple[int, bytes]]:
-    """`read_blocks` with the offset of each block in the decompressed file, whose table fills `frames` meanwhile."""
+    """`read_blocks` with each block's offset in the decompressed file; fills `frames`."""
     rest: list[bytes] = []  # parts of a line that spans chunks
     held = 0  # their bytes
     start = read = 0  # where the line in `rest` and the chunk begin

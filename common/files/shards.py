@@ -35,7 +35,7 @@ def shard_name(shard: int) -> str:
 
 
 def shard_stem(path: Path) -> str:
-    """`0003` of `0003.jsonl.zst`: what every output for this shard is named after."""
+    """`0003` of `0003.jsonl.zst`, the stem of all outputs for this shard."""
     return path.name.split(".jsonl")[0]
 
 
@@ -54,7 +54,7 @@ def shard_paths(folder: Path, shards: int, suffix: str) -> list[Path]:
 
 
 class _Frames:
-    """Compresses lines to zstd frames: fixed level, one thread, so that the bytes depend only on the lines."""
+    """Compresses lines to zstd frames; with one thread, the bytes depend only on the lines."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -97,7 +97,7 @@ def line_writer(path: Path | None) -> Iterator[Callable[[bytes], object]]:
 
 @contextmanager
 def document_writer(path: Path | None, dropped_by: str = "") -> Iterator[Write]:
-    """`line_writer` for JSON objects.
+    """`line_writer` for documents.
 
     Rejects are marked with the step that has dropped them, so that no reader takes them for documents.
     """

@@ -24,12 +24,12 @@ _BUFFER = 1 << 15  # bytes
 
 
 def target_of(path: Path) -> Path:
-    """The file that an output replaces, with links resolved. Raises InputError for what is no regular file."""
+    """The file that an output replaces, with links resolved. Raises InputError unless it is a regular file."""
     try:
         usable = stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
         usable = True
-    except OSError:  # it lies below a file, or may not be looked at
+    except OSError:  # below a file, or not accessible
         usable = False
     if not usable:
         raise InputError(f"{path}: cannot be written: an output must be a regular file in a folder")
@@ -42,7 +42,7 @@ def temporary_of(target: Path) -> Path:
 
 
 def _identity(path: Path) -> tuple[object, ...]:
-    """Equal for two paths to the same file: links are resolved; its full name if it does not exist yet."""
+    """A key that is equal for two paths to the same file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -67,7 +67,7 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path] = ()) -
 def lock(file: IO[Any], wait: bool = False) -> bool:
     """Lock an open file until it is closed, or its process ends.
 
-    Returns False if another process has it, unless told to wait; True where the file system has no locks.
+    Returns False if another process has it, unless `wait`; True where the file system has no locks.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -80,7 +80,7 @@ def lock(file: IO[Any], wait: bool = False) -> bool:
 
 @contextmanager
 def locked_run(run: Path) -> Iterator[None]:
-    """Hold RUN/records/lock, which ends with this process. Raises InputError if another one has it."""
+    """Hold RUN/records/lock. Raises InputError if another process has it."""
     (run / "records").mkdir(parents=True, exist_ok=True)
     with open(run / "records/lock", "a+") as file:
         if not lock(file):
@@ -95,7 +95,7 @@ def locked_run(run: Path) -> Iterator[None]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the file name to an OSError raised inside the block; for a full disk, the system gives none."""
+    """Add the file name to an OSError raised inside the block: a full disk gives none."""
     try:
         yield
     except OSError as error:
@@ -186,7 +186,7 @@ def output_files(paths: Sequence[Path]) -> Iterator[list[Output]]:
             yield outputs
             for output in outputs:
                 fsync(output.temporary)
-            while left:  # the first one last: its lock is gone with its name
+            while left:  # the first one last: renaming releases its lock
                 left[-1].temporary.replace(left[-1].target)
                 left.pop()
             for folder in folders:

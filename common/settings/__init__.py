@@ -18,10 +18,4 @@ from common.settings.experiment import DataSettings, Experiment
 from common.settings.model import ModelSettings, ParallelSettings
 from common.settings.run import Settings, closest
 from common.settings.section import Section, changes
-from common.settings.training import (
-    EvaluateSettings,
-    GenerateSettings,
-    LogSettings,
-    TrainSettings,
-    WatchSettings,
-)
+from common.settings.training import EvaluateSettings, GenerateSettings, LogSettings, TrainSettings, WatchSettings

@@ -1,4 +1,4 @@
-"""The configuration section `cluster`: where jobs run, and what a Slurm site asks of them."""
+"""The configuration section `cluster`: where jobs run, and their Slurm options."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ _Rate = Annotated[float, Field(ge=0)]
 
 
 class GpuSettings(Section):
-    """A kind of GPU, and the links of its usual node. Peaks are dense: the larger figures of data sheets are not."""
+    """A kind of GPU and its node's links. Peaks are dense; the larger figures of data sheets assume sparsity."""
 
     memory_gib: PositiveFloat
     """Memory that PyTorch reports (total_memory), in GiB; somewhat less than the product's name says."""
@@ -37,7 +37,7 @@ class GpuSettings(Section):
 
 
 class SiteSettings(Section):
-    """What a Slurm site asks of a job. An empty value is left out, so that the site's default or SBATCH_* applies."""
+    """A Slurm site's options for a job. An empty value is left out, so that the site's default or SBATCH_* applies."""
 
     partition: Name = ""
     """Slurm partition."""
@@ -58,7 +58,7 @@ class SiteSettings(Section):
 
 
 class CorpusJobSettings(SiteSettings):
-    """Corpus jobs on Slurm. Partition, account, QOS and reservation left out are those of `cluster`."""
+    """Corpus jobs on Slurm. Partition, account, QOS and reservation default to those of `cluster`."""
 
     shards_per_job: NonNegativeInt = 0
     """Shards that one Slurm job works on, one after the other. 0: as many as keep an array within max_tasks."""
@@ -67,11 +67,11 @@ class CorpusJobSettings(SiteSettings):
     runtime_minutes: dict[str, PositiveInt] = {}
     """Wall-clock limit of one Slurm job by rule, in minutes, such as {scrape: 480}; unfinished shards go on."""
     partitions: dict[str, Name] = {}
-    """Partition by rule, such as {scrape: internet}: nothing else needs the web."""
+    """Partition by rule, such as {scrape: internet}; only scrape needs the internet."""
 
 
 class JobSettings(SiteSettings):
-    """What a model's Slurm jobs ask for instead of what `cluster` says. An empty value or 0 is that of `cluster`."""
+    """A model's overrides of `cluster` for its Slurm jobs. An empty value or 0 means that of `cluster`."""
 
     gpus_per_node: NonNegativeInt = 0
     """GPUs per node, one process each; 0 trains on CPUs."""
@@ -81,7 +81,7 @@ class JobSettings(SiteSettings):
     gres: Name = ""
     """How the site spells GPUs, such as gpu:a100; the number is added. Empty: gpu."""
     cpus_per_task: NonNegativeInt = 0
-    """CPU cores per process, and threads of its computations, whatever OMP_NUM_THREADS says: equal numbers give equal
+    """CPU cores per process, and its threads, regardless of OMP_NUM_THREADS: equal numbers give equal
     digits on a laptop and on Slurm. 0: an equal share of this machine's cores; in a Slurm job a GPU's share of its
     node's, or 1 without GPUs."""
     mem_gb_per_task: NonNegativeInt = 0
@@ -89,7 +89,7 @@ class JobSettings(SiteSettings):
 
 
 class ClusterSettings(JobSettings):
-    """Where training jobs run (`python -m cluster.submit`), and what Slurm asks of them."""
+    """Where training jobs run (`python -m cluster.submit`), and their Slurm options."""
 
     executor: Literal["local", "slurm"] = "local"
     """local: processes on this machine; slurm: a Slurm job, through sbatch."""
@@ -110,13 +110,13 @@ class ClusterSettings(JobSettings):
 
     @property
     def corpus_site(self) -> SiteSettings:
-        """What the site asks of corpus jobs."""
+        """The site's options for corpus jobs."""
         inherited = ("partition", "account", "qos", "reservation", "setup")
         update = {key: getattr(self, key) for key in inherited if not getattr(self.corpus, key)}
         return self.corpus.model_copy(update=update)
 
     def site_of(self, gpus: int, partition: str = "") -> SiteSettings:
-        """What the site asks of a job of the DAG: with GPUs, as of training jobs; without, as of corpus jobs.
+        """The site's options for a job of the DAG: those of training jobs if it has GPUs, else those of corpus jobs.
 
         `partition`: that of its rule, if the configuration names one.
         """

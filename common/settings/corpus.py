@@ -153,12 +153,12 @@ class SourceSettings(Section):
 
     @property
     def files(self) -> list[Path]:
-        """The files that there are now."""
+        """The files that exist now."""
         return [path for pattern in self.patterns for path in find_inputs(pattern, "sources")[0]]
 
     @property
     def has_pages(self) -> bool:
-        """Whether some of its files may be WARC files, by which other settings count: their format or name says so."""
+        """Whether some of its files may be WARC files, by format or name."""
         return self.format == "warc" or (
             self.format == "auto" and any(WARC_NAME.search(path.name) for path in self.files)
         )
@@ -260,7 +260,7 @@ class DedupSettings(Section):
         )
 
     def _bands(self, rows: int) -> int:
-        """The number of bands of so many rows that find 90 % of the pairs at the threshold."""
+        """The number of bands of `rows` rows that find 90 % of the pairs at the threshold."""
         return math.ceil(math.log(1 - _RECALL) / math.log(1 - self.threshold**rows))
 
     @property
@@ -342,7 +342,7 @@ class TokenizeSettings(Section):
 
 
 class CorpusSettings(Section):
-    """The part of a run's settings that its corpus depends on. A new step with settings gets a section here."""
+    """The settings of a run's corpus. A new step with settings gets a section here."""
 
     run: Path
     """Folder of all results of the run."""
@@ -352,8 +352,8 @@ class CorpusSettings(Section):
     """Existing text, in addition to URLs or instead of them: a list of {path, glob, format, encoding,
     text_key, skip_keys, name}."""
     base: list[Path] = []
-    """Finished runs that this one grows, one folder or all of them, the oldest first: URLs and files of `sources` that
-    they have read are left out, and models also train on their datasets (docs/corpus.md)."""
+    """Finished runs that this one extends, one folder or all, the oldest first: URLs and files of `sources` that they
+    have read are left out, and models also train on their datasets (docs/corpus.md)."""
     site: Path | None = None
     """Folder of a recorded site (see demo/), from which every URL is fetched. Leave it out to use the web."""
     shards: Annotated[int, Field(gt=0, le=MAX_SHARDS)] = 1
@@ -379,7 +379,7 @@ class CorpusSettings(Section):
 
     @property
     def has_pages(self) -> bool:
-        """Whether a source may be WARC files, by whose pages the keys of `scrape` count for `ingest`."""
+        """Whether a source may be WARC files, so that keys of `scrape` apply to `ingest`."""
         return any(source.has_pages for source in self.sources)
 
     @field_validator("base", mode="before", json_schema_input_type=Path | list[Path])
@@ -390,7 +390,7 @@ class CorpusSettings(Section):
     @field_validator("dedup")
     @classmethod
     def _earlier_documents_win(cls, dedup: DedupSettings, info: ValidationInfo) -> DedupSettings:
-        """Put the runs that this one grows before those of `against`."""
+        """Put the runs of `base` before those of `against`."""
         return dedup.model_copy(update={"against": list(dict.fromkeys([*info.data.get("base", []), *dedup.against]))})
 
     @field_validator("tokenize")

@@ -85,7 +85,7 @@ class Experiment(Section):
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What the trained weights depend on: architecture, data, optimisation; not the layout, which may change."""
+        """The settings that decide the trained weights: architecture, data, optimisation; not the layout."""
         return self.model_dump(mode="json", exclude=_RUNNING, warnings=False)  # a manifest may have older values
 
     @property
@@ -135,7 +135,7 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _batch_fits(self) -> Self:
-        """Fill in the batch sizes that were left out: micro x accumulation x data = global."""
+        """Compute omitted batch sizes: micro x accumulation x data = global."""
         train, parallel, data = self.train, self.parallel, self.parallel.data
         if parallel.auto:
             return self._auto_fits()
@@ -173,7 +173,7 @@ class Experiment(Section):
         return self
 
     def _auto_fits(self) -> Self:
-        """What the planner needs; it fills in the rest."""
+        """Check what the planner needs."""
         train = self.train
         if not train.global_batch_size:
             raise ValueError("parallel is auto, but train.global_batch_size is missing; set it to the samples per step")

@@ -76,9 +76,7 @@ class ParallelSettings(Section):
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
         if self.schedule == "interleaved_1f1b" and self.pipeline == 1:
-            raise ValueError(
-                "schedule interleaved_1f1b needs pipeline 2 or more; without a pipeline, leave schedule out"
-            )
+            raise ValueError("schedule interleaved_1f1b needs pipeline 2 or more; without a pipeline, omit schedule")
         if (self.virtual_stages > 1) != (self.schedule == "interleaved_1f1b"):
             raise ValueError(
                 f"virtual_stages {self.virtual_stages} with schedule {self.schedule}: "
@@ -96,7 +94,7 @@ class ParallelSettings(Section):
 
     @property
     def world_size(self) -> int:
-        """Processes of the job; with auto, those that were asked for, 0 if that is not known yet."""
+        """Processes of the job; with auto, those requested, or 0 if not known yet."""
         if self.auto:
             return self.gpus
         return self.pipeline * self.data * self.tensor

@@ -69,7 +69,7 @@ class Settings(CorpusSettings):
         return self
 
     def cluster_of(self, model: str) -> ClusterSettings:
-        """Where the jobs of a model run; `cluster` for a name that is none."""
+        """The cluster settings of a model's jobs; `cluster` for an unknown name."""
         own = self.models[model].slurm.model_dump(exclude_defaults=True) if model in self.models else {}
         return self.cluster.model_copy(update=own)
 
@@ -88,7 +88,7 @@ class Settings(CorpusSettings):
         return self.run / _DATASET
 
     def datasets(self, name: str) -> list[DataSettings]:
-        """The datasets that a model is trained on: its own blend, or the corpora of this run and those that it grows.
+        """The datasets that a model is trained on: its own blend, or the corpora of this run and of `base`.
 
         The weights of these are their shares of all tokens, in ten-thousandths; equal until this run has a dataset.
         """
@@ -100,7 +100,7 @@ class Settings(CorpusSettings):
         return self.experiment(name).data or own
 
     def check_inputs(self) -> None:
-        """Raise ValueError for an input that does not exist and that this run does not build."""
+        """Raise ValueError for a missing input that this run does not build."""
         sources = [pattern for source in self.sources for pattern in source.patterns]
         named = {"urls": self.urls, "sources": sources, "decontaminate.files": self.decontaminate.files}
         named["evaluate.task_dir"] = [str(folder) for folder in [self.evaluate.task_dir] if folder]

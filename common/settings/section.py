@@ -37,7 +37,7 @@ class Section(BaseModel):
 
 
 class Need(NamedTuple):
-    """What a key needs to have an effect."""
+    """A key's condition for having an effect."""
 
     key: str
     """The key below its section, such as train.keep_every."""

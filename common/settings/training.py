@@ -123,7 +123,7 @@ class TrainSettings(Section):
     keep_last: NonNegativeInt = 0
     """Number of newest checkpoints to keep; older ones are removed. 0: keep all."""
     keep_every: NonNegativeInt = 0
-    """Checkpoints at multiples of this iteration are never removed, whatever keep_last says. 0: none."""
+    """Checkpoints at multiples of this iteration are never removed, regardless of keep_last. 0: none."""
     keep_best: bool = False
     """Save after every validation run with a new lowest loss, too, and never remove the checkpoint with the lowest one;
     MODEL/best names it."""
@@ -156,9 +156,7 @@ class TrainSettings(Section):
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
         if self.deterministic and self.attention in ("cudnn", "efficient"):
-            raise ValueError(
-                f"deterministic, but attention {self.attention} is not; set attention to flash, math or auto"
-            )
+            raise ValueError(f"deterministic, but attention {self.attention} is not; set it to flash, math or auto")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr {self.min_lr:g} is above lr {self.lr:g}; lower it to lr or less")
         if self.warmup_end > self.iterations:

@@ -1,4 +1,4 @@
-"""Remove exact and near duplicates: one document of every cluster survives, always the same one.
+"""Remove exact and near duplicates: one document of each cluster survives, chosen deterministically.
 
     python -m corpus.dedup run --input clean/*.jsonl.zst --output-dir dedup
     python -m corpus.dedup run --input clean --output-dir dedup dedup.threshold=0.8 --stats dedup/stats.json --workers 4
@@ -67,7 +67,7 @@ _PHASES = {
     "signatures": "phase 1: signatures of the documents of a shard",
     "bands": "phase 2: pair the documents that agree in a band",
     "verify": "phase 3: the true similarity of the pairs",
-    "clusters": "phase 4: which documents survive",
+    "clusters": "phase 4: join duplicates into clusters and choose survivors",
     "filter": "phase 5: the survivors of a shard",
 }
 
@@ -81,31 +81,18 @@ def _parser() -> argparse.ArgumentParser:
         if name == "run":
             cli.add_input(command)
         else:
-            command.add_argument(
-                "--work", type=cli.output_folder, required=True, metavar="DIR", help="the files of all phases"
-            )
+            command.add_argument("--work", type=cli.output_folder, required=True, metavar="DIR", help="working folder")
         if name in ("signatures", "filter"):
-            command.add_argument(
-                "--input", type=cli.input_path, required=True, metavar="FILE", help="shard of documents"
-            )
+            command.add_argument("--input", type=cli.input_path, required=True, metavar="FILE", help="document shard")
         if name in ("bands", "verify"):
             command.add_argument(
-                "--part",
-                type=_share,
-                nargs="+",
-                required=True,
-                metavar="J/N",
-                help="share of the bands, or of the pairs",
+                "--part", type=_share, nargs="+", required=True, metavar="J/N", help="share of the work"
             )
         if name in ("bands", "verify", "clusters"):
             command.add_argument("--shards", type=cli.positive_int, metavar="N", help="only the shards 0000 to N - 1")
         if name in ("run", "filter"):
             command.add_argument(
-                "--output-dir",
-                type=cli.output_folder,
-                required=True,
-                metavar="DIR",
-                help="survivors; DIR/removed: the rest",
+                "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="survivors, removed/"
             )
         if name in ("run", "signatures"):
             cli.add_workers(command)
@@ -215,7 +202,7 @@ def _signatures_of(shard: Path, work: Path) -> Path:
 
 
 def _signature_files(arguments: argparse.Namespace) -> list[Path]:
-    """All signatures in the folder, or those of the first shards: another run may have left more."""
+    """The signatures in the folder, or only those of the first `--shards`."""
     if arguments.shards is not None:
         return shard_paths(arguments.work, arguments.shards, ".signatures")
     found = sorted(arguments.work.glob("*.signatures"))

@@ -1,8 +1,8 @@
-"""Phase 4, one job, joins documents into clusters and chooses survivors; phase 5, one job per shard, writes them.
+"""Phase 4, one job, joins documents into clusters and chooses survivors; phase 5, one job per shard, filters shards.
 
 The longest document survives, ties go to the smallest id; in a cluster with earlier documents (`dedup.against`), only
-these survive. The segments of shard NAME are JSON, in bytes: its removed
-documents as [[index in the shard, id of the survivor, whether its normalised text is equal], …].
+these survive. The segments of shard NAME are JSON, in bytes: its removed documents as
+[[index in the shard, id of the survivor, whether its normalised text is equal], …].
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ from corpus.dedup.pairs import Pairs, chunks, part_of, read_pairs, similarities
 from corpus.dedup.segments import Segments, SegmentWriter, write_segments
 from corpus.dedup.shingles import jaccard, shingles
 from corpus.dedup.signatures import Signatures
-from corpus.runner import Drop, Step
+from corpus.runner import Drop, ShardStep
 
 _CHUNK = 1 << 16  # edges joined, or rows read, at a time
 _COMPARED = 1 << 16  # near duplicates compared with their survivors, at most: 6 s for documents of 620 characters
@@ -46,8 +46,54 @@ _MEMBER = np.dtype(
 )
 
 
-def _in_file(count: int, dtype: type, folder: Path) -> NDArray[Any]:
-    """An array of zeros in a temporary file of its own."""
+def write_clusters(
+    signatures: Signatures,
+    pair_files: Sequence[Path],
+    edge_files: Sequence[Path],
+    output: Path,
+    settings: DedupSettings,
+) -> dict[str, Any]:
+    """Choose the survivors; returns figures for the statistics. Warns of chains and of no duplicates at all."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    forest = Forest(signatures.count, output.parent)
+    clustered, n_edges = _zeros(signatures.count, np.bool_, output.parent), 0
+    for edges in _edges(signatures, pair_files, edge_files):
+        forest.join(edges)
+        clustered[edges.ravel()] = True
+        n_edges += len(edges)
+    passes = min(_PASSES, 1 + int(clustered.sum()) * _BYTES_PER_MEMBER // settings.memory_bytes)
+    compared = min(_COMPARED, settings.memory_bytes >> 10)  # 250 bytes each
+    sizes, largest, near = Counter[int](), np.empty(0, dtype=_MEMBER), np.empty((0, 4), dtype=np.uint64)
+    with write_segments(output, {"documents": signatures.count - signatures.earlier}) as file:
+        for members, ids in _clusters(signatures, forest, clustered, passes, output.parent):
+            survivor = _survivors(members, ids, signatures.earlier)
+            removed = (survivor != np.arange(len(members))) & (members["row"] >= signatures.earlier)
+            assert not removed[survivor].any(), "a survivor is never removed"
+            _write_removed(file, members, ids, np.flatnonzero(removed), survivor, signatures)
+            _, cluster, size = np.unique(members["root"], return_inverse=True, return_counts=True)
+            near = np.concatenate([near, _near(members, removed, survivor, size[cluster])])
+            near = near[np.lexsort(near.T[::-1])[:compared]]
+            sizes.update(size.tolist())
+            if len(size) and size.max() > len(largest):
+                largest = members[cluster == np.argmax(size)]
+    sizes[1] += signatures.count - signatures.earlier - int(clustered[signatures.earlier :].sum())
+    figures = {
+        "documents": signatures.count - signatures.earlier,
+        "candidate_pairs": sum(int(Segments(path).info["candidates"]) for path in edge_files),
+        "edges": n_edges,
+        "cluster_sizes": {str(size): sizes[size] for size in sorted(sizes) if sizes[size]},
+        "near": _describe_near(near[:_NEAR, 1:3].tolist(), signatures, settings),
+        "chains": _describe_chains(near, signatures, settings),
+    }
+    if len(largest):
+        figures["largest_cluster"] = _describe_cluster(largest, signatures, settings)
+    elif signatures.count > _MANY:
+        warn(f"not one duplicate among {signatures.count} documents; check that the shards are the right ones")
+    return figures
+
+
+def _zeros(count: int, dtype: type, folder: Path) -> NDArray[Any]:
+    """An array of zeros in an unnamed temporary file."""
     with TemporaryFile(dir=folder) as file:
         file.truncate(max(1, count) * np.dtype(dtype).itemsize)
         return np.memmap(file, dtype=dtype, mode="r+", shape=(max(1, count),))
@@ -57,7 +103,7 @@ class Forest:
     """Vectorised union-find over rows; the parents are in a temporary file, 8 bytes per document."""
 
     def __init__(self, count: int, folder: Path) -> None:
-        self._parent: Rows = _in_file(count, np.int64, folder)
+        self._parent: Rows = _zeros(count, np.int64, folder)
         for start in range(0, count, _CHUNK):
             self._parent[start : start + _CHUNK] = np.arange(start, min(start + _CHUNK, count))
 
@@ -85,10 +131,52 @@ class Forest:
             self._parent[nodes] = smallest[label]
 
 
+def _edges(signatures: Signatures, pair_files: Sequence[Path], edge_files: Sequence[Path]) -> Iterator[Pairs]:
+    for block in range(len(pair_files)):
+        yield read_pairs(pair_files, signatures, "exact", block)
+    for path in edge_files:
+        with Segments(path) as file:
+            signatures.check(file)
+            yield from (values.reshape(-1, 2) for values in file.each("edges"))
+
+
+def _clusters(
+    signatures: Signatures, forest: Forest, clustered: NDArray[np.bool_], passes: int, folder: Path
+) -> Iterator[tuple[Members, list[bytes]]]:
+    """The `clustered` documents and their ids, in `passes` parts of whole clusters.
+
+    Every column is read once: each part waits in a temporary file.
+    """
+    with ExitStack() as stack:
+        files = [[stack.enter_context(TemporaryFile(dir=folder)) for _ in range(2)] for _ in range(passes)]
+        for first, count, shard, number in signatures.chunks():
+            rows = np.flatnonzero(clustered[first : first + count])
+            if not len(rows):
+                continue
+            members = np.empty(len(rows), dtype=_MEMBER)
+            members["row"], members["root"] = first + rows, forest.roots(first + rows)
+            for name in ("size", "key", "exact"):
+                members[name] = shard.array(name, number)[rows]
+            ends, ids = shard.array("ids_end", number), shard.array("ids", number).tobytes()
+            starts = np.concatenate([[0], ends[:-1]])[rows]
+            members["id_bytes"] = ends[rows] - starts
+            part = part_of(members["root"], passes)
+            for each in np.unique(part).tolist():
+                own = part == each
+                files[each][0].write(members[own].tobytes())
+                spans = zip(starts[own].tolist(), members["id_bytes"][own].tolist(), strict=True)
+                files[each][1].write(b"".join(ids[start : start + length] for start, length in spans))
+        for pair in files:
+            data, ids = (file.read() for file in pair if file.seek(0) == 0)
+            members = np.frombuffer(data, dtype=_MEMBER)
+            ends = np.cumsum(members["id_bytes"]).tolist()
+            yield members, [ids[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=False)]
+
+
 def _survivors(members: Members, ids: Sequence[bytes], earlier: int) -> Rows:
-    """Of each member, the index of its cluster's survivor: the longest document, ties to the smallest id, then key."""
+    """The index of each member's survivor: the longest document of its cluster, ties to the smallest id, then key."""
     _, cluster = np.unique(members["root"], return_inverse=True)
-    size = members["size"] + (members["row"] < earlier) * (1 << 62)  # earlier documents before all others
+    size = members["size"] + (members["row"] < earlier) * (1 << 62)  # earlier documents win
     longest = np.zeros(len(members), dtype=np.int64)
     np.maximum.at(longest, cluster, size)
     best: dict[int, tuple[bytes, int, int]] = {}
@@ -99,125 +187,29 @@ def _survivors(members: Members, ids: Sequence[bytes], earlier: int) -> Rows:
     return survivor[cluster]
 
 
-def _edges(signatures: Signatures, pair_files: Sequence[Path], edge_files: Sequence[Path]) -> Iterator[Pairs]:
-    for block in range(len(pair_files)):
-        yield read_pairs(pair_files, signatures, "exact", block)
-    for path in edge_files:
-        with Segments(path) as file:
-            signatures.check(file)
-            yield from (values.reshape(-1, 2) for values in file.each("edges"))
-
-
-def write_clusters(
-    signatures: Signatures,
-    pair_files: Sequence[Path],
-    edge_files: Sequence[Path],
-    output: Path,
-    settings: DedupSettings,
-) -> dict[str, Any]:
-    """Choose the survivors; returns figures for the statistics. Warns of chains and of no duplicates at all."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    forest, joined = Forest(signatures.count, output.parent), _in_file(signatures.count, np.bool_, output.parent)
-    edges = 0
-    for found in _edges(signatures, pair_files, edge_files):
-        forest.join(found)
-        joined[found.ravel()] = True
-        edges += len(found)
-    sizes: Counter[int] = Counter()
-    passes = min(_PASSES, 1 + int(joined.sum()) * _BYTES_PER_MEMBER // settings.memory_bytes)
-    largest = np.empty(0, dtype=_MEMBER)
-    near, compared = np.empty((0, 4), dtype=np.uint64), min(_COMPARED, settings.memory_bytes >> 10)  # 250 bytes each
-    with write_segments(output, {"documents": signatures.count - signatures.earlier}) as file:
-        for members, ids in _spread(signatures, forest, joined, passes, output.parent):
-            survivor = _survivors(members, ids, signatures.earlier)
-            gone = (survivor != np.arange(len(members))) & (members["row"] >= signatures.earlier)
-            assert not gone[survivor].any(), "a survivor is never removed"
-            _, first, part, count = np.unique(members["root"], True, True, True)  # index, inverse, counts
-            later = members["row"][survivor[first]] >= signatures.earlier  # the cluster's survivor is of this corpus
-            assert len(members) - gone.sum() == later.sum() + (members["row"] < signatures.earlier).sum()
-            near = np.concatenate([near, _near(members, gone, survivor, count[part])])
-            near = near[np.lexsort(near.T[::-1])[:compared]]
-            _write_removed(file, members, ids, np.flatnonzero(gone), survivor, signatures)
-            sizes.update(count.tolist())
-            if len(count) and count.max() > len(largest):
-                largest = members[members["root"] == members["root"][first[np.argmax(count)]]]
-    sizes[1] += signatures.count - signatures.earlier - int(joined[signatures.earlier :].sum())
-    figures = {
-        "documents": signatures.count - signatures.earlier,
-        "candidate_pairs": sum(_candidates(path) for path in edge_files),
-        "edges": edges,
-        "cluster_sizes": {str(size): sizes[size] for size in sorted(sizes) if sizes[size]},
-    }
-    figures["near"] = _describe_near(near[:_NEAR, 1:3].tolist(), signatures, settings)
-    figures["chains"] = _chains(near, signatures, settings)
-    if len(largest):
-        figures["largest_cluster"] = _describe(largest, signatures, settings)
-    elif signatures.count > _MANY:
-        warn(f"not one duplicate among {signatures.count} documents; check that the shards are the right ones")
-    return figures
-
-
-def _spread(
-    signatures: Signatures, forest: Forest, joined: NDArray[np.bool_], passes: int, folder: Path
-) -> Iterator[tuple[Members, list[bytes]]]:
-    """The documents that have duplicates, and their ids, in parts; all of a cluster are in one part.
-
-    Every column is read once: each part waits in a temporary file.
-    """
-    with ExitStack() as stack:
-        files = [[stack.enter_context(TemporaryFile(dir=folder)) for _ in range(2)] for _ in range(passes)]
-        for first, count, shard, number in signatures.chunks():
-            rows = np.flatnonzero(joined[first : first + count])
-            if not len(rows):
-                continue
-            found = np.empty(len(rows), dtype=_MEMBER)
-            found["row"], found["root"] = first + rows, forest.roots(first + rows)
-            for name in ("size", "key", "exact"):
-                found[name] = shard.array(name, number)[rows]
-            ends, ids = shard.array("ids_end", number), shard.array("ids", number).tobytes()
-            starts = np.concatenate([[0], ends[:-1]])[rows]
-            found["id_bytes"] = ends[rows] - starts
-            part = part_of(found["root"], passes)
-            for each in np.unique(part).tolist():
-                mine = part == each
-                files[each][0].write(found[mine].tobytes())
-                places = zip(starts[mine].tolist(), found["id_bytes"][mine].tolist(), strict=True)
-                files[each][1].write(b"".join(ids[start : start + length] for start, length in places))
-        for pair in files:
-            data, ids = (file.read() for file in pair if file.seek(0) == 0)
-            members = np.frombuffer(data, dtype=_MEMBER)
-            ends = np.cumsum(members["id_bytes"]).tolist()
-            yield members, [ids[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=False)]
-
-
-def _candidates(path: Path) -> int:
-    with Segments(path) as file:
-        return int(file.info["candidates"])
-
-
 def _write_removed(
-    file: SegmentWriter, members: Members, ids: Sequence[bytes], gone: Rows, survivor: Rows, signatures: Signatures
+    file: SegmentWriter, members: Members, ids: Sequence[bytes], removed: Rows, survivor: Rows, signatures: Signatures
 ) -> None:
-    chosen = survivor[gone]
-    rows, exact = members["row"][gone], members["exact"][gone] == members["exact"][chosen]
-    names = [ids[index].decode() for index in chosen.tolist()]
+    survivor = survivor[removed]
+    rows, exact = members["row"][removed], members["exact"][removed] == members["exact"][survivor]
+    names = [ids[index].decode() for index in survivor.tolist()]
     starts = signatures.starts[-1 - len(signatures.own) :].tolist()
     for (start, end), shard in zip(pairwise(starts), signatures.own, strict=True):
         low, high = np.searchsorted(rows, [start, end])
         if high > low:
-            removed = zip((rows[low:high] - start).tolist(), names[low:high], exact[low:high].tolist(), strict=True)
-            file.append(shard.path.stem, np.frombuffer(orjson.dumps(list(removed)), dtype=np.uint8))
+            of_shard = zip((rows[low:high] - start).tolist(), names[low:high], exact[low:high].tolist(), strict=True)
+            file.append(shard.path.stem, np.frombuffer(orjson.dumps(list(of_shard)), dtype=np.uint8))
 
 
-def _near(members: Members, gone: NDArray[np.bool_], survivor: Rows, size: Rows) -> NDArray[np.uint64]:
+def _near(members: Members, removed: NDArray[np.bool_], survivor: Rows, size: Rows) -> NDArray[np.uint64]:
     """Key, row, row of the survivor and size of the cluster of each near duplicate, shape (near duplicates, 4)."""
-    near = np.flatnonzero(gone & (members["exact"] != members["exact"][survivor]))
+    near = np.flatnonzero(removed & (members["exact"] != members["exact"][survivor]))
     columns = members["key"][near], members["row"][near], members["row"][survivor[near]], size[near]
     return np.stack([column.astype(np.uint64) for column in columns], axis=1)
 
 
-def _chains(near: NDArray[np.uint64], signatures: Signatures, settings: DedupSettings) -> dict[str, Any]:
-    """How many near duplicates are less similar to their survivor than the threshold: chains. Warns of them."""
+def _describe_chains(near: NDArray[np.uint64], signatures: Signatures, settings: DedupSettings) -> dict[str, Any]:
+    """Count the near duplicates less similar to their survivor than the threshold (chains), and warn of them."""
     pairs = near[near[:, 3] > 2, 1:3].astype(np.int64)  # a cluster of two is a verified pair
     parts = chunks(pairs[np.argsort(pairs[:, 1], kind="stable"), ::-1], signatures, settings.memory_bytes)
     similarity = np.concatenate([np.ones(1), *(similarities(part, signatures, settings) for part in parts)])
@@ -231,7 +223,7 @@ def _chains(near: NDArray[np.uint64], signatures: Signatures, settings: DedupSet
 
 
 def _describe_near(rows: Sequence[tuple[int, int]], signatures: Signatures, settings: DedupSettings) -> list[Any]:
-    """Pairs of a near duplicate, with its similarity, and its survivor: the texts from shortly before they differ."""
+    """Pairs of a near duplicate, with its similarity, and its survivor; texts start shortly before they differ."""
     wanted = np.unique(np.array(rows, dtype=np.int64))
     documents, pairs = dict(zip(wanted.tolist(), signatures.documents(wanted), strict=True)), []
     for both in ([documents[row] for row in pair] for pair in rows):
@@ -246,9 +238,9 @@ def _describe_near(rows: Sequence[tuple[int, int]], signatures: Signatures, sett
     return pairs
 
 
-def _describe(members: Members, signatures: Signatures, settings: DedupSettings) -> dict[str, Any]:
+def _describe_cluster(members: Members, signatures: Signatures, settings: DedupSettings) -> dict[str, Any]:
     """Size of the largest cluster, and the lowest similarity between some of its members."""
-    order = np.argsort(members["key"], kind="stable")  # the same members whatever the shards
+    order = np.argsort(members["key"], kind="stable")  # independent of shards
     sample = np.sort(members["row"][order[:_SAMPLE]])
     documents = list(signatures.documents(sample))
     sets = [shingles(document["text"], settings) for document in documents]
@@ -261,16 +253,16 @@ def _describe(members: Members, signatures: Signatures, settings: DedupSettings)
 
 
 def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
-    """Write the survivors of a shard, and under `removed` the others, in order.
+    """Write the survivors of a shard and, under `removed`, its other documents, in order.
 
     One process: sending a document to another takes longer than filtering it. Raises InputError when the shard has
     changed since its signatures were made.
     """
-    removals = _removals(shard, clusters)
+    removals = _removed(shard, clusters)
     survivors, removed = outputs_of(shard, output_dir)
-    step = Step("dedup", [shard], removed, max_bad_share=None, allow_empty=True)
+    step = ShardStep("dedup", [shard], removed, max_bad_share=None, allow_empty=True)
     with step.results(document_writer(survivors)) as results:
-        # phase 1 has reported the bad lines
+        # phase 1 reported the bad lines
         for index, document in enumerate(step.stats.counted(read_documents(shard, BadLines(1.0)))):
             if (removal := removals.pop(index, None)) is None:
                 results.record(document)
@@ -282,7 +274,7 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
     return step.stats
 
 
-def _removals(shard: Path, clusters: Path) -> dict[int, tuple[str, str]]:
+def _removed(shard: Path, clusters: Path) -> dict[int, tuple[str, str]]:
     """The removed documents of a shard by their index: the survivor's id, and the reason."""
     with Segments(clusters) as file:
         rows = [row for part in file.each(shard_stem(shard)) for row in orjson.loads(part.tobytes())]

@@ -1,4 +1,4 @@
-"""The columns of a chunk of documents, sorted by hash, so that any range of the hashes is read alone.
+"""The columns of a chunk of documents, sorted by hash for range reads.
 
 Column 0 has the hashes of the normalised texts, column 1 + B those of band B. Segments of each chunk:
 
@@ -22,7 +22,7 @@ Hashes = NDArray[np.uint64]
 
 ROW = np.dtype([("exact", "<u8"), ("key", "<u8"), ("row", "<u4")])
 _FEW = 50  # one read of everything is faster than reading every 50th row
-_BUCKET = 512  # documents on average, 14 kB: what is read in vain at both ends of a range
+_BUCKET = 512  # documents on average, 14 kB: read in excess at both ends of a range
 
 
 def bounds(part: int, parts: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ Pairs = NDArray[np.int64]
 
 _BYTES_PER_ROW = 200  # while a part is sorted and paired: 4 columns of 8 bytes, their sorted copies, the pairs
 _BYTES_PER_TEXT = 200  # Python's objects for a text, beside its bytes
-_PIECE = 1 << 20  # pairs whose lines are looked up at a time
+_PIECE = 1 << 20  # pairs whose lines are located at a time
 
 
 def pairs_in_groups(group: NDArray[np.uint64], rows: NDArray[np.int64]) -> Pairs:
@@ -71,12 +71,12 @@ def part_of(rows: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
 
 
 def columns_of(part: int, parts: int, settings: DedupSettings) -> list[tuple[int, int]]:
-    """(column, part of its range) that job `part` of `parts` pairs; over all jobs, every part of every column once."""
+    """The (column, part of its range) pairs of job `part` of `parts`; each belongs to one job."""
     return [(column, number) for number in range(settings.ranges) for column in range(1 + settings.bands)][part::parts]
 
 
 def write_pairs(signatures: Signatures, output: Path, settings: DedupSettings, part: int, parts: int) -> int:
-    """Pair the documents that agree in a column of this job, in as many blocks as there are jobs; returns how many."""
+    """Pair the documents that agree in a column of this job, in one block per job; returns the number of pairs."""
     passes = 1 + signatures.count * _BYTES_PER_ROW // (settings.memory_bytes * settings.ranges)
     info = {"jobs": parts, "signatures": signatures.digest}
     total = 0
@@ -100,7 +100,7 @@ def write_pairs(signatures: Signatures, output: Path, settings: DedupSettings, p
 
 
 def jobs_of(path: Path) -> int:
-    """The number of jobs, and so of blocks, that made a run's pairs."""
+    """The number of jobs (and blocks) of a run's pairs."""
     with Segments(path) as file:
         return int(file.info["jobs"])
 
@@ -122,7 +122,7 @@ def read_pairs(paths: Sequence[Path], signatures: Signatures, kind: str, block: 
 
 
 def chunks(pairs: Pairs, signatures: Signatures, limit: int) -> Iterator[Pairs]:
-    """Split pairs into runs whose texts have at most `limit` bytes together, or that are a single pair."""
+    """Split pairs into runs whose texts total at most `limit` bytes, or single pairs."""
     for piece in np.split(pairs, range(_PIECE, len(pairs), _PIECE)):
         rows, index = np.unique(piece, return_inverse=True)
         sizes = (signatures.lines(rows)[:, 1] + _BYTES_PER_TEXT)[index.reshape(-1, 2)]
@@ -158,7 +158,7 @@ def similarities(pairs: Pairs, signatures: Signatures, settings: DedupSettings) 
 def write_edges(
     signatures: Signatures, pair_files: Sequence[Path], output: Path, settings: DedupSettings, block: int
 ) -> tuple[int, int]:
-    """Verify the candidates of a block; returns how many there were, and how many reach the threshold."""
+    """Verify the candidates of a block; returns the numbers of candidates and of edges."""
     pairs = read_pairs(pair_files, signatures, "near", block)
     edges = 0
     with (

@@ -1,10 +1,10 @@
-"""Phase 1, one job per shard: what the phases after it need to know of each document, and where its text stands.
+"""Phase 1, one job per shard: hashes of each document for the later phases, and the position of its text.
 
 Segments, one row per document, 262,144 rows at a time, beside the columns of hashes (corpus/dedup/columns.py):
 
 | name | dtype | content |
 |---|---|---|
-| key | u64 | hash of id and text: the order in which documents are compared, whatever the shards |
+| key | u64 | hash of id and text: orders documents independently of shards |
 | exact | u64 | hash of the normalised text |
 | size | i64 | characters |
 | lines | i64 (documents, 2) | position and length of the document's line in the decompressed shard |
@@ -49,7 +49,7 @@ def normalised(text: str) -> str:
 
 
 def fingerprint(settings: DedupSettings) -> dict[str, Any]:
-    """The settings that shape shingles and signatures: files of all phases must agree in them."""
+    """The settings of shingles and signatures, which the files of all phases must share."""
     return settings.model_dump(include={"shingle_characters", "shingle_words", "bands", "rows", "seed"}, mode="json")
 
 
@@ -113,7 +113,7 @@ def write_signatures(
 
 
 def earlier_signatures(folders: Sequence[Path]) -> list[Path]:
-    """The signatures of earlier runs: of folders that hold them, or of runs. Raises InputError if one has none."""
+    """The signatures of earlier runs, given runs or folders of signatures. Raises InputError if one has none."""
     found = []
     for folder in folders:
         inside = folder / "dedup/work" if (folder / "dedup").is_dir() else folder
@@ -130,13 +130,13 @@ def earlier_signatures(folders: Sequence[Path]) -> list[Path]:
 
 
 def identity_of(path: Path) -> int:
-    """The checksum of a file of signatures as it was first made: `workflow.provenance.remove` does not change it."""
+    """The original checksum of a file of signatures, which `workflow.provenance.remove` keeps."""
     file = Segments(path)
     return int(file.info.get("identity") or file.checksum or 0)
 
 
 def content_of(folders: Sequence[Path]) -> str:
-    """A hash of the signatures of earlier runs; empty without any. No removal changes it: no later run goes again."""
+    """A hash of the signatures of earlier runs, or "". Removals keep it, so that later runs are not repeated."""
     return short_hash(repr([identity_of(path) for path in earlier_signatures(folders)])) if folders else ""
 
 
@@ -214,7 +214,7 @@ class Signatures:
         )
 
     def documents(self, rows: NDArray[np.int64]) -> Iterator[Document]:
-        """The documents of some rows in ascending order. Raises InputError for a shard that has changed meanwhile."""
+        """The documents of some rows in ascending order. Raises InputError for a shard that has changed."""
         for shard, local in self._open(rows):
             path = shard.path.parent / shard.info["shard"]
             frames = [(place, text) for part in shard.each("frames") for place, text in part.reshape(-1, 2).tolist()]
@@ -226,9 +226,7 @@ class Signatures:
                         raise ValueError
                     yield document
             except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-                raise InputError(
-                    f"{path}: not the file that {shard.path} was made from; make the signatures again"
-                ) from None
+                raise InputError(f"{path}: changed since {shard.path} was made; make the signatures again") from None
 
 
 def _check_settings(shard: Segments, settings: DedupSettings) -> None:

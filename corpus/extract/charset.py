@@ -30,11 +30,7 @@ from urllib.parse import urlsplit
 import turbohtml
 from turbohtml import detect  # also registers the decoders
 
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
+_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _PARAMETER = re.compile(r"""(?:^|[;,\s])charset\s*=\s*["']?\s*([^\s"';,]+)""", re.IGNORECASE)
 _XML = re.compile(rb"""\s*<\?xml\s[^>]*?\bencoding\s*=\s*(["'])([\w.:-]+)\1""")
 _PRESCAN_BYTES = 1024
@@ -147,7 +143,7 @@ def _decode_as(name: str, body: bytes, utf8: _Utf8) -> str | None:
 
 
 def _detect(body: bytes, tld: str | None) -> str:
-    """Guess the codec from the bytes, ignoring declarations."""
+    """Detect the codec from the bytes, ignoring declarations."""
     first = _NON_ASCII.search(body)
     start = max(0, first.start() - 64) if first else 0
     end = body.find(b"\n", start + _SAMPLE_BYTES)  # a line feed is never part of a character, in any encoding

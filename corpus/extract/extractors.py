@@ -216,5 +216,5 @@ def _link_paragraphs(tree: Any) -> Iterator[str]:
 
 
 def _letters(text: str) -> str:
-    """A text without white space, in which extractors differ, and without case."""
+    """A text without white space and case, for comparison across extractors."""
     return "".join(text.split()).casefold()

@@ -1,4 +1,4 @@
-"""Extraction in worker processes: a page that hangs, crashes, leaks or eats memory costs itself and nothing else.
+"""Extraction in worker processes: a page that hangs, crashes or exhausts memory fails alone.
 
     async with ExtractPool(settings, workers=8) as pool:
         found = await pool.extract(body, "text/html", "http://one.example/")
@@ -77,7 +77,7 @@ _child: "_Child | None" = None
 
 
 def extract_in_child(settings: ScrapeSettings, request: Request) -> Reply:
-    """The reply for a page, from this process' child, or from a fresh one if the used one could not tell."""
+    """Extract a page in this process' child, or again in a fresh child if the used one cannot decide."""
     global _child
     while True:
         child = _child = _child or _Child(settings)
@@ -115,7 +115,7 @@ class _Child:
         theirs.close()
 
     def wait(self) -> int:
-        """Its exit code; minus the signal that killed it."""
+        """The exit code; negative for a signal."""
         self.connection.close()
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
@@ -136,7 +136,7 @@ def _load(names: tuple[str, ...]) -> Sequence[Extractor]:
 
 
 def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook: extraction is offline, whatever a library tries to look up."""
+    """Audit hook: refuse network access during extraction."""
     if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
         raise PermissionError(f"no network during extraction ({event})")
 
@@ -145,7 +145,7 @@ def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _serve(connection: Connection, settings: ScrapeSettings, extractors: Sequence[Extractor], worker: int) -> NoReturn:
-    """Answer requests: (reply, whether this process leaves); without a reply a fresh child must try the page again."""
+    """Answer requests with (reply, whether this process exits); no reply means that a fresh child must retry."""
     die_with_parent(worker)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills the process at once, even inside a C library
@@ -188,7 +188,7 @@ def extract_allowed(request: Request, settings: ScrapeSettings, extractors: Sequ
 
 
 class _MemoryUse:
-    """Memory that a child has mapped since its start, as a fraction of what one page may map."""
+    """Memory mapped by a child since its start, as a fraction of the limit per page."""
 
     def __init__(self, memory: int) -> None:
         self._memory, self._start = memory, self._mapped("VmSize")
@@ -201,7 +201,7 @@ class _MemoryUse:
         return (self._mapped("VmSize") - self._start) / self._memory
 
     def peak(self) -> float:
-        """The most memory mapped at any time."""
+        """Peak of the mapped memory."""
         return (self._mapped("VmPeak") - self._start) / self._memory
 
     @staticmethod

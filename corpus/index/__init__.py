@@ -8,12 +8,4 @@ from corpus.index.dataset import IndexedDataset
 from corpus.index.layout import Meta, content_of, read_meta, suffixed, token_dtype
 from corpus.index.writer import IndexWriter
 
-__all__ = [
-    "IndexWriter",
-    "IndexedDataset",
-    "Meta",
-    "content_of",
-    "read_meta",
-    "suffixed",
-    "token_dtype",
-]
+__all__ = ["IndexWriter", "IndexedDataset", "Meta", "content_of", "read_meta", "suffixed", "token_dtype"]

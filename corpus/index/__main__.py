@@ -38,7 +38,7 @@ def inspect(dataset: IndexedDataset) -> str:
 
 
 def _closed(dataset: IndexedDataset, end_of_text: int) -> str:
-    """How many of up to 1,000 documents, evenly spaced, end with end-of-text."""
+    """The share of documents that end with end-of-text, of up to 1,000 evenly spaced ones."""
     step = max(1, dataset.n_documents // _SAMPLE)
     last = [tokens[-1] for n in range(0, dataset.n_documents, step) if len(tokens := dataset.document(n))]
     return f"closes {sum(token == end_of_text for token in last):,} of {len(last):,} documents checked"

@@ -88,9 +88,7 @@ class IndexedDataset:
         documents = self.document_index
         parts = (documents[start : start + ENTRIES + 1] for start in range(0, len(documents), ENTRIES))
         if documents[0] != 0 or documents[-1] != len(self) or any((part[1:] < part[:-1]).any() for part in parts):
-            raise InputError(
-                f"{index}: the document index does not run from 0 to {len(self)} in order; damaged, make it again"
-            )
+            raise InputError(f"{index}: document index is not 0 to {len(self)} in order; damaged, make it again")
         return end
 
     @property

@@ -1,4 +1,4 @@
-"""PREFIX.docs says which document each row of a dataset is: id, URL, domain, where it was read, shard.
+"""PREFIX.docs lists the document of each row of a dataset: id, URL, domain, origin, shard.
 
     rows = DocumentTable(prefix)
     rows[17].url, rows.of_url("https://example.com/page")
@@ -84,7 +84,7 @@ def _host(url: str) -> str:
 
 
 class DocumentWriter:
-    """Streams rows into a file that another writer renames; memory does not grow with them, only with `files`.
+    """Streams rows into a file that another writer renames; memory is constant, except for `files`.
 
     A context manager; `finish` writes the file.
     """
@@ -127,11 +127,11 @@ class DocumentWriter:
     def add_table(self, other: "DocumentTable", removed: Sequence[int] = ()) -> None:
         """Append all rows of another table, a few megabytes at a time; those of `removed` documents are emptied."""
         numbers = np.array([self._files.setdefault(name, len(self._files)) for name in other.files], "<u4")
-        gone, begin, end = np.array(removed, np.int64), 0, self._end
+        tombstones, begin, end = np.array(removed, np.int64), 0, self._end
         for start in range(0, len(other), ENTRIES):
             ids, ends, domains, files = (np.array(column[start : start + ENTRIES]) for column in other.columns)
             lengths = np.diff(ends.astype(np.int64), prepend=begin)
-            here = gone[(gone >= start) & (gone < start + len(ids))] - start
+            here = tombstones[(tombstones >= start) & (tombstones < start + len(ids))] - start
             for row in here.tolist():
                 self._parts[-1].write(other.texts[begin : int(ends[row]) - lengths[row]])
                 begin = int(ends[row])
@@ -164,7 +164,7 @@ class DocumentWriter:
 
 
 def write_tombstones(prefix: Path, numbers: Sequence[int]) -> None:
-    """Replace documents of a dataset of ours by tombstones: no other token moves, and their rows are emptied.
+    """Replace documents of a dataset by tombstones: other tokens stay in place, their rows are emptied.
 
     A kill in between leaves a dataset that fails its checks until this is done again.
     """
@@ -196,7 +196,7 @@ def _number(name: object) -> int:
 
 
 class DocumentTable:
-    """Reads PREFIX.docs through a memory map: opening costs the same for any number of documents.
+    """Reads PREFIX.docs through a memory map, so that opening takes constant time.
 
     columns     ids u64 (D,), ends u64 (D,), domains u32 (D,), files u32 (D,)
     texts       bytes of all texts, a view into the file
@@ -209,9 +209,7 @@ class DocumentTable:
     def __init__(self, prefix: Path, check: bool = True) -> None:
         self.path = path = suffixed(prefix, DOCUMENTS)
         if not path.is_file():
-            raise InputError(
-                f"{path}: no such file: the dataset is from another tool, or older; tokenize its documents again"
-            )
+            raise InputError(f"{path}: no such file: a dataset of another tool, or older; tokenize its documents again")
         try:
             with path.open("rb") as file:
                 found = mmap(file.fileno(), 0, access=ACCESS_READ)
@@ -275,7 +273,7 @@ class DocumentTable:
         return _where(self.ids, wanted)
 
     def of_url(self, url: str) -> list[int]:
-        """The numbers of the documents of a URL, however it is spelled. Raises InputError if it is none."""
+        """The numbers of the documents of a URL in any spelling. Raises InputError for other text."""
         try:
             return self.of_ids([document_id(url)])
         except ValueError as error:
@@ -291,7 +289,7 @@ class DocumentTable:
 
 
 def _where(column: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> list[int]:
-    """The positions of some values, in constant memory besides the answer."""
+    """The positions of some values, in constant memory."""
     found: list[int] = []
     for start in range(0, len(column), ENTRIES):
         part = column[start : start + ENTRIES]

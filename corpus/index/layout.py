@@ -17,7 +17,7 @@ PREFIX is the full name without `.bin` or `.idx`.
 #
 # Datasets with a mode per sequence (multimodal data) are refused.
 #
-# PREFIX.bin is the tokens and nothing else. PREFIX.json holds their vocabulary and two checksums:
+# PREFIX.bin has only tokens. PREFIX.json holds their vocabulary and two checksums:
 #
 #   vocab_size, end_of_text, vocabulary    see Meta
 #   bin                            xxh3_64 of PREFIX.bin, 16 hex digits

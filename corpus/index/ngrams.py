@@ -1,4 +1,4 @@
-"""PREFIX.ngrams finds every place of a dataset where 8 or more tokens of a text stand verbatim.
+"""PREFIX.ngrams finds every verbatim copy in a dataset of 8 or more tokens of a text.
 
     ngrams = open_ngrams(prefix, content_of(prefix))          # made if it is missing or of other tokens
     matches = ngrams.matches(query, tokens, starts, lengths)
@@ -50,7 +50,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Match(NamedTuple):
-    """Tokens [first, end) of a text, which stand verbatim in a document: first at `place` of the dataset's tokens."""
+    """Tokens [first, end) of a text that a document has verbatim, from the dataset's token `place` on."""
 
     first: int
     end: int
@@ -136,7 +136,7 @@ class Ngrams:
         return [Match(*extent, *where, dataset) for extent, where in sorted(found.items())]
 
     def _listed(self, hashed: int) -> Iterator[Integers]:
-        """The tokens at which listed positions of a hash begin; a few are of other hashes."""
+        """The listed positions of a hash, and a few of other hashes."""
         for first, bits, table, entries in self._parts:
             bucket, rest = divmod(hashed >> (32 + _BITS - bits), 1 << (32 - _BITS))
             run = entries[table[bucket] : table[bucket + 1]]
@@ -170,7 +170,7 @@ def _extended(
 
 
 def longest_spans(matches: list[Match], begin: int, end: int) -> list[Match]:
-    """Matches cut to parts of a text without overlap: the longest, then the longest of what it leaves, and so on.
+    """Select matches greedily without overlap, the longest first.
 
     Of equal ones the first in the text, where it stands first.
     """

@@ -29,7 +29,7 @@ from common.errors import EmptyResultError, InputError, OutageError
 from common.files import expand_inputs, read_lines, require_regular
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
-from corpus.runner import Step, StepOptions, step_options
+from corpus.runner import ShardStep, StepOptions, step_options
 from corpus.scrape.crawl import Crawl, CrawlQueues, crawl, require_contact, sort_into_queues
 from corpus.scrape.journal import Journal
 from corpus.scrape.offline import extract_archives
@@ -75,15 +75,12 @@ def scrape(
         raise InputError(f"{urls}: no URLs inside; give a list with one URL per line")
     rules = UrlRules(blacklist)
     queues = sort_into_queues(listed, rules)
-    step = Step("scrape", **options | {"max_bad_share": None}, unit="URLs")
+    step = ShardStep("scrape", **options | {"max_bad_share": None}, unit="URLs")
     stats = step.stats
     libraries = ("trafilatura", "newspaper3k", "resiliparse", "lxml", "turbohtml")
     stats.extra["libraries"] = {name: version(name) for name in libraries}
     today = outcome_settings(settings) | ({"site": _digest(site)} if site else {})
-    with (
-        Journal(output, today) as journal,
-        Archive(archive) if archive else nullcontext() as opened,
-    ):
+    with Journal(output, today) as journal, Archive(archive) if archive else nullcontext() as opened:
         cache = OutcomeCache(journal, queues.keys, settings, rules, opened)
         if opened:
             unknown = sum(key not in journal.known for key in opened.responses)
@@ -157,14 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     source.add_argument(
         "--warc", type=cli.any_files, nargs="+", metavar="PATH", help="WARC files to extract, instead of fetching"
     )
+    parser.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="pages (.jsonl.zst)")
     parser.add_argument(
-        "--output", type=cli.output_file, required=True, metavar="FILE", help="shard of pages (.jsonl.zst)"
-    )
-    parser.add_argument(
-        "--archive",
-        type=cli.output_file,
-        metavar="FILE",
-        help="raw responses (.warc.gz), appended to an existing file",
+        "--archive", type=cli.output_file, metavar="FILE", help="raw responses (.warc.gz), appended to an existing file"
     )
     parser.add_argument(
         "--site",

@@ -1,4 +1,4 @@
-"""The crawl: hosts in parallel, the pages of a host one by one, extraction meanwhile, every outcome to the journal."""
+"""Crawl hosts in parallel and the pages of a host one by one; extract pages and journal every outcome."""
 
 import asyncio
 import resource
@@ -73,13 +73,8 @@ def require_contact(queues: CrawlQueues, cache: OutcomeCache) -> None:
             raise ConfigError(f"scrape.contact is empty: set a mail address or page for site owners to scrape {host}")
 
 
-async def crawl(
-    queues: CrawlQueues,
-    cache: OutcomeCache,
-    rules: UrlRules,
-    workers: int,
-) -> "Crawl":
-    """Find the outcome of every URL without a usable one. SIGTERM and SIGHUP raise SystemExit after a sync."""
+async def crawl(queues: CrawlQueues, cache: OutcomeCache, rules: UrlRules, workers: int) -> "Crawl":
+    """Fetch every URL without a usable outcome. SIGTERM and SIGHUP raise SystemExit after a sync."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # idle connections exceed the usual 1,024
     with _exit_on_signals():
@@ -106,7 +101,7 @@ class Crawl:
         self._unconfirmed = UnconfirmedFailures(fetcher)
 
     async def crawl(self, queues: Iterable[Sequence[tuple[int, str]]]) -> None:
-        """Find the outcomes of (position, URL) queues, one per host. Raises OutageError."""
+        """Crawl (position, URL) queues, one per host. Raises OutageError."""
         active = asyncio.Semaphore(_ACTIVE_HOSTS)
         queues = list(queues)
         try:
@@ -158,7 +153,7 @@ class Crawl:
     # ---------------------------------------------------------------------------------------------- pages
 
     async def _get_page(self, position: int, url: str) -> FetchedPage:
-        """The page of a URL, from the archive if that has it."""
+        """The page of a URL, from the archive if possible."""
         if self.archive is not None and self.cache.in_archive(position):
             response = self.archive.read(key_of(url), self.fetcher.settings.max_bytes)
             if isinstance(response, str):
@@ -203,7 +198,7 @@ class Crawl:
         self.meter.advance(size=size)
 
     def _fail(self, url: str, error: PageError) -> None:
-        """Record a failure, or hold it back until it is known whether the network was up."""
+        """Record a failure; defer it if the network may be down."""
         outcome: dict[str, Any] = {"reason": error.reason}
         if error.host_failed:
             outcome["host_failed"] = True

@@ -1,6 +1,6 @@
 """Fetch pages politely: robots.txt, opt-outs, one request per host at a time, checked redirects, limits, retries.
 
-A fetch returns a `FetchedPage` or raises a `PageError` with a named reason; nothing a server does raises anything else.
+A fetch returns a `FetchedPage` or raises a `PageError` with a named reason, whatever the server sends.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _MAX_WAIT = 300.0  # seconds; a host that asks for more (Crawl-delay, Retry-Afte
 
 @dataclass
 class _HostState:
-    """When and what one host may be asked."""
+    """The limits of requests to one host."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a request: one at a time."""
@@ -143,7 +143,7 @@ class Fetcher:
             raise PageError("robots")
 
     async def _fetch_robots(self, origin: URL, host: _HostState) -> RobotsRules | str:
-        """The rules of an origin, or the reason why nothing of it may be fetched. Sets the host's Crawl-delay."""
+        """The rules of an origin, or why nothing may be fetched from it. Sets the host's Crawl-delay."""
 
         robots = await fetch_robots(origin, self.settings.robot_token, self._request_file)
         if not isinstance(robots, str):
@@ -161,7 +161,7 @@ class Fetcher:
     # ---------------------------------------------------------------------------------------------- opt-outs
 
     async def judge(self, page: FetchedPage) -> FetchedPage:
-        """The page with what reserves it by header or tdmrep.json. Its slot must not be held.
+        """Set what reserves a page by header or tdmrep.json. The caller must not hold its slot.
 
         The file is asked for when the first page of its origin has come: an origin that only redirects is not asked.
         Raises PageError: `x_robots_tag`, `tdmrep_unreachable`.

@@ -12,7 +12,7 @@ from common.errors import EmptyResultError, PageError
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.extract.pool import ExtractPool
-from corpus.runner import Step, StepOptions
+from corpus.runner import ShardStep, StepOptions
 from corpus.scrape.opt_outs import judged_by_headers
 from corpus.scrape.pages import Outcome, outcome_writer, page_outcome
 from corpus.scrape.response import FetchedPage
@@ -114,7 +114,7 @@ def extract_archives(
 
     Raises InputError for a file that is not WARC, EmptyResultError if no page has text.
     """
-    step = Step("scrape", **options | {"max_bad_share": None}, unit="URLs")
+    step = ShardStep("scrape", **options | {"max_bad_share": None}, unit="URLs")
     try:
         with outcome_writer(output, step) as write:
             for url, outcome in extracted(checked_pages(paths, settings, blacklist), settings, step.workers):

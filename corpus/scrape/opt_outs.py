@@ -1,4 +1,4 @@
-"""What a page and its site say about machine reading: robots directives, and the TDM Reservation Protocol.
+"""Opt-outs of a page and its site: robots directives, and the TDM Reservation Protocol.
 
     judged_by_headers(page, settings)                      X-Robots-Tag and tdm-reservation, before extraction
     reserves(parse_tdmrep(body), "/books/1")               /.well-known/tdmrep.json

@@ -1,4 +1,4 @@
-"""Tell dead hosts from a dead network: a failure without any response counts only if another host responds after it."""
+"""Distinguish dead hosts from a dead network: a failure counts only if another host responds after it."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -35,14 +35,14 @@ class Failure:
 
 
 class UnconfirmedFailures:
-    """Failures without a response, held back until it is known whether the network was up."""
+    """Failures without a response, deferred until another host responds."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
         self._failures: deque[Failure] = deque()
 
     def hold(self, url: str, outcome: dict[str, Any]) -> None:
-        """Hold back a failure."""
+        """Add a failure."""
         self._failures.append(Failure(self._fetcher.response_count, url, outcome))
 
     def pop_confirmed(self) -> Iterator[Failure]:

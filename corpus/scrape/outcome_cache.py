@@ -134,7 +134,7 @@ class OutcomeCache:
         return sum(reason in PAGES or reason.startswith("extract_") for reason in reasons)
 
     def confirm_refetch(self, positions: Iterable[int], refetch: bool) -> None:
-        """Raise ConfigError if changed keys would fetch pages again that the archive lacks, unless that is agreed to.
+        """Raise ConfigError if changed keys would refetch pages that the archive lacks, unless `--refetch` allows it.
 
         One agrees by `refetch`, or by deleting OUTPUT.settings.json; the file then records that for later runs.
         """

@@ -12,7 +12,7 @@ from typing import Any
 from common.files import Document, document_writer
 from common.stats import Stats
 from corpus.extract.extractors import Extracted
-from corpus.runner import Step
+from corpus.runner import ShardStep
 from corpus.scrape.response import FetchedPage
 from corpus.urls.url import document_id
 
@@ -38,14 +38,14 @@ def page_outcome(page: FetchedPage, found: Extracted) -> Outcome:
 
 
 def count_date(stats: Stats, outcome: Outcome) -> None:
-    """Count a page in `fetch_dates` of the statistics: the first and last day, and the pages whose day is known."""
+    """Count a page in `fetch_dates` of the statistics: first and last day, and pages with a date."""
     if date := outcome.get("date"):  # journals of earlier versions have none
         known = stats.extra.setdefault("fetch_dates", {"first": date, "last": date, "pages": 0})
         known |= {"first": min(known["first"], date), "last": max(known["last"], date), "pages": known["pages"] + 1}
 
 
 @contextmanager
-def outcome_writer(output: Path, step: Step) -> Iterator[Callable[[str, Outcome], None]]:
+def outcome_writer(output: Path, step: ShardStep) -> Iterator[Callable[[str, Outcome], None]]:
     """Yield a function that writes a URL and its outcome. The shard and the rejects are written atomically.
 
     Raises EmptyResultError if no URL has text.

@@ -39,7 +39,7 @@ _TRAILERS = re.compile(rb"\r\n0+[ \t]*(;[^\r\n]*)?\r\n([^\s:]+:[^\r\n]*\r\n)*(\r
 
 @dataclass(frozen=True)
 class FetchedPage:
-    """A response with a page. Its URL is the logical one, whatever address it came from."""
+    """A response with a page. Its URL is the logical one, not the address it came from."""
 
     url: str
     status: int
@@ -183,7 +183,7 @@ def to_page_error(error: Exception, url: str) -> PageError:
 
 
 def decode_body(raw: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Decode a body by its Content-Encoding, and stop at `max_bytes` of output, which bounds the cost of a bomb.
+    """Decode a body by its Content-Encoding; stops at `max_bytes` of output (decompression bombs).
 
     As in browsers, unknown codings (`none`, `utf-8`) are ignored, and so are data after a complete stream: servers
     append padding and comments. gzip members and zstd frames may be concatenated. An empty body is valid in every

@@ -24,7 +24,7 @@ from common.files import is_binary
 from corpus.urls.url import Url, parse_url
 
 _MAX_BYTES = 500 * 1024  # RFC 9309, section 2.5
-_GRAM = 6  # characters by which rules are looked up
+_GRAM = 6  # characters that index the rules
 _MAX_REDIRECTS = 5  # RFC 9309, section 2.3.1.2
 _UNREADABLE = frozenset({"timeout", "too_large", "bad_encoding"})  # the host responds, but not with readable rules
 _LINE = re.compile(
@@ -77,7 +77,7 @@ def make_rule(rank: int, allow: bool, pattern: str) -> Rule:
 
 
 class RobotsRules:
-    """What one robot may fetch from one origin. `rules` are pairs (pattern, whether it allows)."""
+    """The rules of one origin for one robot. `rules` are pairs (pattern, whether it allows)."""
 
     def __init__(self, rules: Iterable[tuple[str, bool]] = (), crawl_delay: float = 0.0) -> None:
         self.crawl_delay = crawl_delay
@@ -191,7 +191,7 @@ async def fetch_robots(origin: URL, robot: str, request: Callable[[Url], Awaitab
 
 
 async def fetch_file(location: str, request: Callable[[Url], Awaitable[bytes | str]]) -> bytes | str | None:
-    """A file with which an origin speaks to robots; None if it has none (4xx), or why that is not known.
+    """A file for robots of an origin; None if it has none (4xx), or why that is unknown.
 
     `request` returns a body or the URL of a redirect, or raises PageError. The reasons of an unreachable origin are
     those of its pages; those of an unreadable or unreachable file are `unreachable`.

@@ -1,4 +1,4 @@
-"""The formats of existing text: which one a file has, by its content and its name, and who reads it.
+"""The formats of existing text, recognised by content and name, and their readers.
 
 A new format is a reader in this package and a row in READERS, _NOUNS, _NAMES and, if its files begin alike, _BEGINS.
 """
@@ -52,9 +52,9 @@ _BEGINS = (
     (rb"[^\0]*\Z", "text", "text", "set format, such as text for a document per file, or leave it out with glob"),
     (rb"", "", "binary data", "leave it out with glob"),
 )  # fmt: skip
-"""How content begins that no magic bytes tell: the format, if there is one, what it is, and the cure."""
+"""Beginnings of content without magic bytes: the format, if there is one, its name, and the cure."""
 _TEXTS = {"jsonl": ("jsonl", "text"), "csv": ("text",), "wikiextractor": ("wikiextractor", "jsonl", "text")}
-"""By format, what the beginning of its files may look like; those of other formats look like nothing else."""
+"""Patterns for the beginning of files, by format."""
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 

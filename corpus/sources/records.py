@@ -1,4 +1,4 @@
-"""What all readers make documents of: an object with the text under one key, further keys under `meta`."""
+"""Documents from objects: the text under one key, further keys under `meta`."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ _OWN = ("id", "url", "title")  # keys of JSON objects that have their place in a
 
 
 def read_record(line: bytes, where: str, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The document of a JSON object, or nothing: what is wrong with it is counted in `bad`, at `where`."""
+    """Yield the document of a JSON object; a bad one is counted in `bad` at `where`."""
     bad.lines += 1
     found = read_object(line, where, [source.text_key], source.skip_keys)
     if isinstance(found, str):

@@ -70,9 +70,7 @@ def _columns(path: Path, schema: Any, source: SourceSettings) -> list[str]:
     kind = schema.field(key).type
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise InputError(
-            f"{path}: column {key!r} holds {kind}, no strings; set text_key to one of {', '.join(schema.names)}"
-        )
+        raise InputError(f"{path}: column {key!r} is {kind}, no text; set text_key to one of {', '.join(schema.names)}")
     return columns
 
 
@@ -127,5 +125,5 @@ def _in_microseconds(kind: Any) -> Any:
 
 
 def _plain(value: Any) -> str:
-    """What JSON lacks, as text."""
+    """Convert a value that JSON lacks to text."""
     return b64encode(value).decode() if isinstance(value, bytes) else str(value)

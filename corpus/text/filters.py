@@ -1,4 +1,4 @@
-"""Filters that drop or change documents: functions that look at the repaired text and say what is wrong with it.
+"""Filters that drop or change documents: functions of the repaired text that return what is wrong with it.
 
     text = Text(repair(document["text"]))
     [rule.judge(text) for rule in filters(settings)]
@@ -33,7 +33,7 @@ _SPACY = ("gopher_repetition", "c4", "fineweb")  # these split words or sentence
 
 
 def filters(settings: CleanSettings) -> tuple[Filter, ...]:
-    """The filters of a configuration in the order in which they are asked; the slowest are last.
+    """The filters of a configuration in order; the slowest are last.
 
     Raises ConfigError for a name that does not exist, and for a package or model that is missing.
     """
@@ -41,7 +41,7 @@ def filters(settings: CleanSettings) -> tuple[Filter, ...]:
         if name not in NAMED:
             close = get_close_matches(name, NAMED, n=1)
             raise ConfigError(
-                f"clean.filters: {name!r} is none of {', '.join(NAMED)}" + (f"; {close[0]}?" if close else "")
+                f"clean.filters: {name!r} is not one of {', '.join(NAMED)}" + (f"; {close[0]}?" if close else "")
             )
         if name in _SPACY and find_spec("spacy") is None:
             raise ConfigError(f"clean.filters: {name} needs spaCy; pip install 'urls-to-gpt2[filters]'")

@@ -1,4 +1,4 @@
-"""Detect the language of a text: by script where that tells it, by CLD2 if one language leads, else by langdetect.
+"""Detect the language of a text: by script if unambiguous, by CLD2 if one language leads, else by langdetect.
 
     language_of("Der Hund lief durch den Wald …")        # Language(code="de", score=0.99)
 
@@ -25,7 +25,7 @@ _WINDOW = 3_333
 # differently; 0.3: 19 and 0.5 %; 0.4: 24 and 0.13 %. Each of them leaves few real pages to langdetect.
 _LEAD = 0.3
 _ADDRESS = re.compile(r"https?://\S+|(?<!\S)\S+@\S+")  # langdetect ignores them, too
-# Characters of scripts that tell the language, written without spaces or, in Korean, with spaces between longer units
+# Characters of scripts with one language, written without spaces or, in Korean, with spaces between longer units
 _SCRIPTS = {
     "zh": "\u3005\u3007\u3400-\u9fff\uf900-\ufaff\U00020000-\U000323af",
     "ja": "\u3041-\u30fa\u30fc-\u30ff",
@@ -50,7 +50,7 @@ def sample(text: str) -> str:
 
 
 class Language(NamedTuple):
-    """What a detector found; both fields are empty for a text without letters."""
+    """A detected language; both fields are empty for a text without letters."""
 
     code: str
     """ISO 639-1."""
@@ -126,7 +126,7 @@ def thorough_language(text: str) -> Language:
 
 @cache
 def _profiles() -> "DetectorFactory":
-    """langdetect's profiles. Its own loader catches every exception, also a signal's, and goes on with half of them."""
+    """langdetect's profiles. Its own loader swallows all exceptions, even of signals, and loads only some."""
     from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
     from langdetect.utils.lang_profile import LangProfile
 

@@ -188,7 +188,7 @@ def find_matches(text: str, ngrams: Ngrams, ignored: frozenset[int]) -> list[tup
 
 
 def pieces(text: str, cut: Iterable[tuple[int, int]], settings: DecontaminateSettings) -> list[str]:
-    """What is left of a text without some spans (start, end), given in order, and without what surrounds them."""
+    """The pieces of a text between the spans (start, end), given in order, and their surroundings."""
     left: list[str] = []
     start = 0  # of the text that is not yet kept or cut
     for first, last in cut:

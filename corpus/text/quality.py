@@ -21,7 +21,7 @@ _PARAGRAPHS, _LINES = re.compile(r"\n{2,}"), re.compile(r"\n+")
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _C4_ENDS = (".", "?", "!", '"', "'")
 _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
-# Unicode's Sentence_Terminal, without scripts of which the web has next to nothing
+# Unicode's Sentence_Terminal, without scripts that are rare on the web
 _FINEWEB_ENDS = tuple(".!?։؝؞؟۔܀܁܂߹।॥၊။።፧፨។៕‼‽⁇⁈⁉⸮。﹒﹖﹗！．？｡")
 
 
@@ -68,7 +68,7 @@ def gopher_stop_words(text: Text) -> str | None:
 
 
 def share_repeated(parts: Sequence[str]) -> tuple[int, int]:
-    """How many of the parts repeat an earlier one, and their characters."""
+    """The number of parts that repeat an earlier one, and their characters."""
     seen: set[str] = set()
     repeated = characters = 0
     for part in parts:
@@ -79,7 +79,7 @@ def share_repeated(parts: Sequence[str]) -> tuple[int, int]:
 
 
 def gopher_repetition(text: Text) -> Verdict:
-    """Too many lines, paragraphs or n-grams that stand in the document more than once."""
+    """Too many lines, paragraphs or n-grams that repeat in the document."""
     for name, parts in (("paragraphs", _PARAGRAPHS.split(text.strip())), ("lines", _LINES.split(text))):
         repeated, characters = share_repeated(parts)
         if repeated > 0.3 * len(parts):

@@ -1,4 +1,4 @@
-"""Lines and paragraphs that repeat over the corpus: the units of a text, and those of all shards that occur too often.
+"""Find lines and paragraphs (units) that occur too often in the corpus.
 
 Units are equal if their normalised texts are (dedup's form). Files are segments (corpus/dedup/segments.py):
 
@@ -61,7 +61,7 @@ def find_units(lines: Sequence[str], settings: RepeatsSettings) -> list[Unit]:
 
 
 class _Table(NamedTuple):
-    """Distinct hashes in ascending order; key and row of each one's first occurrence, and how many there are."""
+    """Distinct hashes in ascending order, each with key and row of its first occurrence and its count."""
 
     hash: NDArray[np.uint64]
     key: NDArray[np.uint64]
@@ -133,7 +133,7 @@ def write_repeats(files: Sequence[Path], output: Path, settings: RepeatsSettings
 
 
 def fingerprint(settings: RepeatsSettings) -> dict[str, Any]:
-    """The settings that decide what a unit is: files of all phases must agree in them."""
+    """The settings of units, which the files of all phases must share."""
     return {"units": sorted(set(settings.units)), "min_bytes": settings.min_bytes}
 
 

@@ -1,4 +1,4 @@
-"""What filters look at, and what they say about it."""
+"""The input and the results of filters."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from corpus.text.language import Language, language_of
 
 
 class Text(str):
-    """A text that is split once, however many filters look at its words or lines."""
+    """A text whose words, lines and language are computed once for all filters."""
 
     @cached_property
     def words(self) -> list[str]:
-        """What stands between white space, as in Gopher's paper."""
+        """Runs without white space, as in Gopher's paper."""
         return self.split()
 
     @cached_property
     def tokens(self) -> list[str]:
         """Words and punctuation, as spaCy's English tokenizer splits them."""
-        with (english := _english()).memory_zone():  # frees the words that it has not seen before
+        with (english := _english()).memory_zone():  # frees new words
             return [token for found in english.tokenizer(str(self)) if (token := found.text.strip())]
 
     @cached_property
@@ -29,7 +29,7 @@ class Text(str):
 
     @cached_property
     def language(self) -> Language:
-        """What the detector says about it."""
+        """The detected language."""
         return language_of(self)
 
 
@@ -51,7 +51,7 @@ def sentences(line: str) -> int:
 
 @dataclass(frozen=True)
 class Change:
-    """What a filter changes of a document that it keeps."""
+    """A filter's change of a document that it keeps."""
 
     text: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)

@@ -75,7 +75,7 @@ def _ranges(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def _class(characters: Iterable[str]) -> str:
-    """The inside of a character class with these characters, given in order."""
+    """The body of a regex character class, given its characters in order."""
     ranges: list[list[int]] = []
     for code in map(ord, characters):
         if ranges and ranges[-1][1] == code - 1:
@@ -112,7 +112,7 @@ class _Patterns:
 
 @cache
 def _classes() -> dict[str, list[str]]:
-    """Characters by what they do; computed in a fifth of a second at the first text that is not ASCII."""
+    """Classes of characters, computed (0.2 s) at the first text that is not ASCII."""
     classes: dict[str, list[str]] = {name: [] for name in ("mark", "joins", "changes", "spaceless")}
     without_spaces = re.compile(f"[{_ranges(SPACELESS)}]")
     for character in map(chr, _CODE_POINTS):
@@ -162,7 +162,7 @@ def _pattern(folded: str) -> re.Pattern[str]:
 
 
 def worth(word: str) -> int:
-    """What a word is worth, in fifteenths of an English word: see docs/corpus.md, Decontamination."""
+    """The weight of a word, in fifteenths of an English word: see docs/corpus.md, Decontamination."""
     if word.isascii() or not _compiled("\U0010ffff").beyond.match(word):
         return WHOLE
     return CHINESE_WORTH if _HAN.match(word) else SPACELESS_WORTH

@@ -34,7 +34,7 @@ _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 
 @dataclass
 class DomainListReport:
-    """How many entries of one list are usable."""
+    """Counts of a list's usable and unusable entries."""
 
     name: str
     """The file, or the configuration key."""

@@ -6,7 +6,7 @@
 
 The tables follow IANA's special-purpose registries. They are spelled out because `ipaddress` covers fewer networks, and
 different ones in each Python release. Registered domains follow the ICANN section of the public suffix list
-(publicsuffix.org/list) in the snapshot bundled with tldextract; matching its rules by set look-ups takes a tenth of the
+(publicsuffix.org/list) in the snapshot bundled with tldextract; matching its rules by set lookups takes a tenth of the
 time of `TLDExtract`, which matters for lists with millions of hosts.
 """
 

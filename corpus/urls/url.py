@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 class BoundedCache(dict[str, Value]):
     """`cache[key]` is `function(key)`, computed once. At 262,144 keys the cache is emptied, which bounds its memory.
 
-    A hit is one dictionary look-up, fifteen times faster than a bounded functools.lru_cache, which relinks its list.
+    A hit is one dictionary lookup, fifteen times faster than a bounded functools.lru_cache, which relinks its list.
     """
 
     def __init__(self, function: Callable[[str], Value]) -> None:

@@ -131,7 +131,7 @@ def test_a_full_disk_is_told(folder: Path) -> None:
 def test_an_installed_copy_refuses_to_work_beside_another_one(folder: Path) -> None:
     """Snakemake and console scripts run the installed copy, `python -m` that of the working folder."""
     command = ("corpus.clean", "--input", "in", "--output", "o.jsonl.zst")
-    for name in ("common/cli.py", "corpus/runner.py"):
+    for name in ("common/errors.py", "corpus/runner.py"):
         Path(name).parent.mkdir()
         Path(name).touch()
     refused = f"{folder}: holds another copy of the toolkit than {ROOT}"

@@ -24,4 +24,4 @@ def test_a_log_has_a_line_every_ten_seconds_and_the_last_one_tells_how_far_a_ste
     logs = [tmp_path / f"{shard:04}.log" for shard in range(3)]
     logs[0].write_text("".join(f"{line}\n" for line in lines))
     logs[1].write_text("")
-    assert Running("clean", 2, 9, logs).look() == (2.75, lines[-1].removeprefix("clean: "))
+    assert Running("clean", 2, 9, logs).poll() == (2.75, lines[-1].removeprefix("clean: "))

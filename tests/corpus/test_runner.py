@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import EmptyResultError, InputError
 from common.files import Document, document_writer, read_json
-from corpus.runner import Drop, Outcome, Step
+from corpus.runner import Drop, Outcome, ShardStep
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 
 
@@ -22,24 +22,24 @@ def test_a_step_is_a_function_and_the_runner_does_the_rest_whatever_the_workers(
     ]
     for workers in (1, 3):
         folder = tmp_path / str(workers)
-        step = Step("shout", sources, folder / "rejects", workers)
+        step = ShardStep("shout", sources, folder / "rejects", workers)
         step.run(shout, document_writer(folder / "out")).finish(folder / "stats.json")
     for name in ("out", "rejects"):
         assert (tmp_path / f"1/{name}").read_bytes() == (tmp_path / f"3/{name}").read_bytes()
     kept = [text.upper() for part in texts for text in part if len(text) > 5]
     assert [found["text"] for found in read_shard(folder / "out")] == kept and len(kept) == 160
     rejects, stats = read_rejects(folder / "rejects"), read_json(folder / "stats.json")
-    assert rejects[1] == document(9, ".", reason="short", finding="1 characters")
+    assert rejects[1] == document(9, ".", reason="short", detail="1 characters")
     assert (stats["documents_in"], stats["documents_out"], stats["reasons"]) == (180, 160, {"short": 20})
     assert stats["examples"]["short"] == rejects[:10]
 
 
 def test_bad_lines_are_counted_and_limited(tmp_path: Path) -> None:
     (tmp_path / "in").write_text('{"id": "1", "text": "long enough"}\n{"id": "2"}\n')
-    stats = Step("shout", [tmp_path / "in"], max_bad_share=0.5).run(shout, document_writer(tmp_path / "out"))
+    stats = ShardStep("shout", [tmp_path / "in"], max_bad_share=0.5).run(shout, document_writer(tmp_path / "out"))
     assert stats.extra == {"bad_lines": 1} and stats.documents_in == 1
     with pytest.raises(InputError, match=r"in:2: .*1 of 2"):
-        Step("shout", [tmp_path / "in"], max_bad_share=0.49).run(shout, document_writer(tmp_path / "no"))
+        ShardStep("shout", [tmp_path / "in"], max_bad_share=0.49).run(shout, document_writer(tmp_path / "no"))
     assert not (tmp_path / "no").exists()
 
 
@@ -47,7 +47,7 @@ def test_a_step_that_ends_empty_says_why_and_leaves_nothing(tmp_path: Path) -> N
     sources = [write_shard(tmp_path / "in", [document(1, "x")]), write_shard(tmp_path / "more", [])]
     for inputs, said in ((sources, r"in .*1 short"), (sources[1:], "more")):
         with pytest.raises(EmptyResultError, match=said):
-            Step("shout", inputs, tmp_path / "rejects").run(shout, document_writer(tmp_path / "out"))
+            ShardStep("shout", inputs, tmp_path / "rejects").run(shout, document_writer(tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "more"]
-    Step("shout", sources, allow_empty=True).run(shout, document_writer(tmp_path / "out"))
+    ShardStep("shout", sources, allow_empty=True).run(shout, document_writer(tmp_path / "out"))
     assert read_shard(tmp_path / "out") == []

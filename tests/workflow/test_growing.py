@@ -151,7 +151,7 @@ def test_a_second_delivery_is_processed_alone_and_the_first_keeps_every_byte(tmp
     removed = [each for path in tmp_path.glob("results/y/dedup/removed/*") for each in read_rejects(path)]
     assert {each["url"][-3:] for each in removed} == {"900", "901"}
     assert load_settings(tmp_path / "results/y/config.yaml").base == [Path("results/x")]
-    assert "It grows results/x." in render(tmp_path / "results/y")
+    assert "It extends results/x." in render(tmp_path / "results/y")
     assert "results/y grows results/x:" in overview([tmp_path / "results/y"], [])[0]
     assert "Nothing to be done" in planned(tmp_path, "dataset")[1]
     result = snakemake(tmp_path, "dataset", "-n", "--config", "dedup={bands: 21}")

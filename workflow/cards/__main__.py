@@ -1,4 +1,4 @@
-"""Write the cards of a finished run: what its corpus and its models were made of, for where they are published.
+"""Write the dataset and model cards of a finished run, for publication.
 
     python -m workflow.cards --run results/demo
     python -m corpus.export --input results/demo/dedup --output-dir parquet
@@ -26,14 +26,14 @@ from common.settings import Settings
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from training.trace import Trace
 from workflow.cards.content import read_content, recount, without_tombstones
-from workflow.report.funnel import Step, funnel
+from workflow.report.funnel import FunnelStep, funnel
 from workflow.report.models import Model, trained_models
 
 _OPT_OUTS = {"robots", "robots_unreachable", "crawl_delay"} | ROBOTS_REASONS | TDM_REASONS
 
 
 def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
-    """What a run says about its corpus; `documents` are those left to tokenize, None if not counted."""
+    """Facts about a run's corpus; `documents` are those left to tokenize, None if not counted."""
     steps = {step.name: step for step in funnel(run, settings)}
     last = [step for step in table.configured(settings) if step.unit == "documents" and step.file.endswith(".zst")]
     documents = steps.get(last[-1].name) if last else None
@@ -41,7 +41,7 @@ def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
     removed, tokenized = len(removed_ids([run / REMOVED_IDS])), steps.get("merge_index")
     dataset = tokenized and (tokenized.documents_out, tokenized.tokens)
     if documents and removed:  # the statistics count them
-        documents = Step(documents.name, documents.unit)
+        documents = FunnelStep(documents.name, documents.unit)
         documents.add(recount(shards).as_dict())
         dataset = tokenized and without_tombstones(run / settings.dataset_prefix.relative_to(settings.run))
     kept = documents.kept_by.items() if documents else ()
@@ -62,7 +62,7 @@ def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
 
 
 def model_facts(trace: Trace, model: Model, own: Path) -> dict[str, Any]:
-    """What a model's folder and its data say about its training; `own` is the dataset of its run."""
+    """Facts about a model's training from its folder and data; `own` is the dataset of its run."""
     experiment, datasets = trace.settings.experiment(model.name), []
     for number, prefix in enumerate(trace.prefixes):
         epoch, taken = trace.order(number, 0).epoch, trace.blend.taken(trace.consumed, number)
@@ -84,12 +84,12 @@ def model_facts(trace: Trace, model: Model, own: Path) -> dict[str, Any]:
 
 
 def _name(prefix: Path) -> str:
-    """What a dataset is called: its run, or its own name if no run of the DAG made it."""
+    """The name of a dataset: its run's, or its own if no run of the DAG made it."""
     return prefix.parents[1].name if prefix.parent.name == "dataset" else prefix.name
 
 
 def write_cards(run: Path, output: Path, documents: Sequence[Path] = (), *, sme: bool = False) -> list[Path]:
-    """Write the cards that the run has facts for; returns the files. Raises InputError if it has none."""
+    """Write the cards of a run; returns the files. Raises InputError if it has neither corpus nor model."""
     written = dict[str, str]()
     if not (path := run / "config.yaml").is_file():
         raise InputError(f"{path}: no such file; --run names the `run` folder of a configuration")

@@ -1,7 +1,7 @@
-"""What a model was trained on: tokens by domain, and by file for documents that were read from files.
+"""The training content of a model: tokens by domain, or by file for documents of files.
 
     content = read_content(Trace(folder), percent=10)
-    content.domains                         # (domain, tokens) of the tenth of the domains of which most was read
+    content.domains                         # (domain, tokens) of the tenth of the domains with the most tokens
 
 A token counts each time that it was a target. A sample of seq_len + 1 tokens has seq_len of them: its first is none, so
 that the token at the border of two samples counts once. All together are the `consumed_tokens` of train.csv.
@@ -31,11 +31,11 @@ class Content(NamedTuple):
     domains: list[tuple[str, int]]
     """(registered domain, tokens of documents with such a URL), the most first."""
     domain_count: int
-    """All domains; of a million, a hundred share the 4 bytes by which they are told apart."""
+    """All domains; identified by 4 bytes, so that in a million some hundred collide."""
     files: list[tuple[str, int]]
     """(file, tokens of documents that were read from it), archives included, the most first."""
     crawled: int
-    """Tokens of pages that the run, or one that it grows, has crawled; of all others, neither URL nor file is known."""
+    """Tokens of pages crawled by the run or its base; the other tokens have neither URL nor file."""
 
 
 def targets_read(trace: Trace, corpus: int, documents: int) -> npt.NDArray[np.int64]:
@@ -55,7 +55,7 @@ def targets_read(trace: Trace, corpus: int, documents: int) -> npt.NDArray[np.in
 
 
 def read_content(trace: Trace, percent: int = 10, most: int = 10**9) -> Content:
-    """Count what a model was trained on; name so many percent of its domains, rounded up, and at most `most`."""
+    """Count what a model was trained on; lists `percent` of its domains, rounded up, at most `most`."""
     domains, files, crawled, removed = Counter[int](), Counter[str](), 0, 0
     named: dict[int, tuple[DocumentTable, int]] = {}
     for corpus, prefix in enumerate(trace.prefixes):
@@ -81,7 +81,7 @@ def read_content(trace: Trace, percent: int = 10, most: int = 10**9) -> Content:
 
 
 def recount(shards: Iterable[Path]) -> Stats:
-    """Statistics of the documents that the shards have now."""
+    """Statistics of the current documents of shards."""
     stats = Stats("cards")
     for document in read_shards(shards):
         stats.keep(document)

@@ -1,4 +1,4 @@
-"""The offline demo: a small web site built from text that every Python carries, and a loopback server for it.
+"""The offline demo: a small web site built from Python's documentation, and a loopback server for it.
 
 No other package depends on the site; any folder in the same format (`demo.serve`) can be scraped instead.
 """

@@ -94,7 +94,7 @@ def _show_progress(output: IO[str], last: deque[str], logs: Path) -> None:
 
 def _last_line(logs: Path, rule: str) -> str:
     """The last line of a rule's newest log."""
-    return Running(rule, 0, 1, [*logs.glob(f"{rule}.log"), *logs.glob(f"{rule}/*.log")]).look()[1] or "running"
+    return Running(rule, 0, 1, [*logs.glob(f"{rule}.log"), *logs.glob(f"{rule}/*.log")]).poll()[1] or "running"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Makes articles from the English sentences that every installation carries: Python's `help()` topics, and docstrings.
+"""Articles from the English text of every installation: Python's `help()` topics and docstrings.
 
 An article has about fifteen hundred characters of plain text in paragraphs. It is written for a tiny model that has two
 minutes to learn English: code, tables, lists of names and markup are left out sentence by sentence, so is a sentence

@@ -1,4 +1,4 @@
-"""The pages of the demo site: articles in three layouts, and one page or URL for each problem of the web."""
+"""The pages of the demo site: articles in three layouts, and a page or URL for each problem of the web."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -172,7 +172,7 @@ def odd_urls(pages: Sequence[Page]) -> list[str]:
 
 
 def _retold(articles: Sequence[tuple[str, str]], step: int) -> str:
-    """A text that no other page has: the first halves of two articles."""
+    """A unique text: the first halves of two articles."""
     first = articles[step * 17 % len(articles)][1]
     second = articles[(step * 31 + 7) % len(articles)][1]
     return f"{first[: len(first) // 2]}\n\n{second[: len(second) // 2]}"

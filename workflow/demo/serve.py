@@ -135,9 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the command's exit code."""
     parser = cli.parser("workflow.demo.serve", __doc__)
     parser.add_argument("--site", type=cli.input_path, required=True, metavar="DIR", help="folder of a recorded site")
-    parser.add_argument(
-        "command", nargs="*", metavar="COMMAND", help="after --: the command to run while the site is served"
-    )
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="after --: the command to run with the site")
     arguments = parser.parse_args(argv)
     die_with_parent()
     with serve(arguments.site) as address:

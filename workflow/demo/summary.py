@@ -1,4 +1,4 @@
-"""The closing summary of the demo: what each step made of the site, the training, a text and what to type next.
+"""The summary of the demo: counts of each step, the training, a generated text and what to run next.
 
 It fits one screen of 24 lines with 100 columns.
 """
@@ -9,7 +9,7 @@ from common import steps
 from common.console import text_table
 from common.files import read_json
 from common.settings import Settings
-from workflow.report.funnel import Step, funnel
+from workflow.report.funnel import FunnelStep, funnel
 from workflow.report.models import split_samples, trained_models
 
 LINES, COLUMNS = 24, 100
@@ -34,7 +34,7 @@ def summary(settings: Settings) -> str:
     return "\n".join(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 1]}…" for line in lines)
 
 
-def _row(step: Step) -> list[str]:
+def _row(step: FunnelStep) -> list[str]:
     """A step's name, the counts in and out, their unit, and the reasons of what was dropped, or the tokens."""
     note = textwrap.shorten(", ".join(f"{count} {reason}" for reason, count in step.reasons), 52, placeholder=" …")
     note = f"dropped: {note}" if note else f"{step.tokens:,} tokens" if step.tokens else ""
@@ -42,7 +42,7 @@ def _row(step: Step) -> list[str]:
 
 
 def _training(settings: Settings, name: str) -> list[str]:
-    """What was trained, how the loss on held-out documents fell, and a text by the model."""
+    """The training's length, the losses on held-out documents, and a generated text."""
     (model,) = [model for model in trained_models(settings.run) if model.name == name]
     done = read_json(settings.model_folder(name) / "done.json")
     experiment, seconds = settings.models[name], int(model.seconds or 0)

@@ -1,1 +1,1 @@
-"""What happened to a document: show, sample, trace, and its removal from a whole run."""
+"""The history of a document: show, sample, trace; and its removal from a whole run."""

@@ -4,14 +4,13 @@
     python -m workflow.provenance.remove --urls takedown.txt --run results/demo --yes --by "Ada Lovelace"
 
 --urls names URLs or ids of documents, one per line; a page that was redirected to one of them counts as that one.
-Without --yes nothing is changed: the command says what it would remove. With it, the documents leave the lists of URLs,
-pages, archives, journals, shards, rejects, examples and logs; report and cards, which `snakemake` makes again, are
-deleted. No later sample of a training moves: in datasets, their tokens become a tombstone, end-of-text as often as they
-had tokens, which no loss counts, and duplicates that they displaced stay out, also in runs that grow this one. Of the
-run's models, and of those named with --model, checkpoints from the first iteration on that read one of them move to
-MODEL/withdrawn; the newest before it is exact, and training goes on from there. A model of another run that was not
-named is refused by its training; the same command with --model cures that. RUN/takedown/0001.json is the record; a run
-that is killed is finished by the next one with --yes.
+Without --yes the command only prints what it would remove. With it, the documents are removed from the lists of URLs,
+pages, archives, journals, shards, rejects, examples and logs; report and cards are deleted, and `snakemake` writes them
+again. In datasets, each of their tokens becomes end-of-text (a tombstone, which no loss counts), so that later samples
+keep their places. Duplicates that they displaced stay out, also in runs that extend this one. Checkpoints that read one
+of them move to MODEL/withdrawn, for the run's models and those named with --model; training resumes from the newest
+checkpoint before. Training refuses a model of another run that was not named; repeat the command with --model.
+RUN/takedown/0001.json is the record; after a kill, the next command with --yes finishes the removal.
 """
 
 import os
@@ -23,7 +22,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from common import cli, run_card, steps
 from common.config import load_settings
@@ -38,16 +37,53 @@ from corpus.urls.url import document_id
 from training.model_folder import checkpoint_folders, iteration_of
 from training.trace import Trace
 from workflow.provenance.sample import read_any, source_of
-from workflow.provenance.takedown import Gone, editor_of, redirected, remove_from
+from workflow.provenance.takedown import Removal, editor_of, redirected, remove_from
 
 FOLDER = REMOVED_IDS.parent.name
-_MADE_AGAIN = ("report.html", "cards/**/*", "dataset/*.ngrams")
-# what has no entries of documents, or is made again; site is the demo's input
-_PASSED = ("records", FOLDER, "settings", "merged", "tokenizer", "site", "report.html", "cards")
-_PASSED_OF_MODEL = ("iter_", "snapshots", "trace", "withdrawn")
+_REBUILT = ("report.html", "cards/**/*", "dataset/*.ngrams")
+# what has no entries of documents, or is rebuilt; site is the demo's input
+_SKIPPED = ("records", FOLDER, "settings", "merged", "tokenizer", "site", "report.html", "cards")
+_SKIPPED_OF_MODEL = ("iter_", "snapshots", "trace", "withdrawn")
 _SHOWN = 20
 
-Record = dict[str, Any]
+
+class ModelPlan(TypedDict):
+    """The effects of a removal on a model that was trained on the documents' datasets."""
+
+    first_read: int | None
+    """The first iteration that read one of the documents."""
+    tokens_read: int
+    exact: str | None
+    """The newest checkpoint before that iteration; those after it are `withdrawn` to the folder `aside`."""
+    withdrawn: list[str]
+    aside: str
+    contents: dict[str, list[str]]
+    """By dataset, its checksums since the checkpoints were saved."""
+
+
+class Tombstones(TypedDict):
+    """The numbers of the documents by dataset, and the checksum of each dataset before the removal."""
+
+    datasets: dict[str, list[int]]
+    contents: dict[str, str]
+
+
+class Plan(Tombstones):
+    """The effects of a removal. Paths are relative to the run; those outside it are absolute."""
+
+    format: int
+    ids: list[str]
+    entries: dict[str, int]
+    """Entries of the documents by file."""
+    signatures: list[str]
+    """The shards whose signatures are computed again."""
+    models: dict[str, ModelPlan]
+    displaced: list[dict[str, str]]
+    """Documents that dedup dropped as duplicates of removed ones: they stay out."""
+    survivors: list[str]
+    """Documents that dedup kept instead of removed ones: they are kept."""
+    times: dict[str, int]
+    """Modification times in ns, which the edited files keep."""
 
 
 def read_ids(path: Path) -> list[str]:
@@ -67,176 +103,157 @@ def read_ids(path: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _files(run: Path) -> Iterator[Path]:
-    """Every file with an editor."""
-    for path in sorted(run.rglob("*")):
-        parts = path.relative_to(run).parts
-        of_model = len(parts) > 2 and parts[0] == "models" and parts[2].startswith(_PASSED_OF_MODEL)
-        if parts[0] not in _PASSED and not of_model and path.is_file() and editor_of(path):
-            yield path
-
-
-def _entries(run: Path, gone: Gone, workers: int) -> dict[str, int]:
-    """How many entries of the documents each file has that has some, by its path below the run."""
-    files = list(_files(run))
-    with Workers(min(workers, max(1, len(files)))) as pool:
-        counts = list(pool.map(partial(remove_from, gone=gone), files))
-    return {_below(run, path): count for path, count in zip(files, counts, strict=True) if count}
-
-
-def _below(run: Path, path: Path) -> str:
-    return str(path.relative_to(run) if path.is_relative_to(run) else path.absolute())
-
-
-def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), workers: int = 1) -> Record:
-    """What removing documents would do. Raises InputError if that cannot be done, or would leave a model with them."""
-    gone = Gone(wanted)
+def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), workers: int = 1) -> Plan:
+    """Plan the removal of documents by their ids. Raises InputError if some data or model would keep them."""
+    removal = Removal(wanted)
     for base in load_settings(run / "config.yaml").base:
-        if any(DocumentTable(path.with_suffix("")).of_ids(gone.ids) for path in base.glob("dataset/*.idx")):
+        if any(DocumentTable(path.with_suffix("")).of_ids(removal.ids) for path in base.glob("dataset/*.idx")):
             cure = f"remove them there first: --run {base} --model {run}/models/NAME"
-            raise InputError(f"{base}: {run} grows it, and it holds some of these documents; {cure}")
+            raise InputError(f"{base}: {run} extends it, and it has some of these documents; {cure}")
     for folder in models:
         if run.resolve() not in [prefix.parent.parent.resolve() for prefix in Trace(folder).prefixes]:
             raise InputError(f"--model {folder}: was not trained on data of {run}; name models that were")
-    pages = run / steps.named("scrape").folder
-    gone = Gone([*gone.ids, *(name for path in sorted(pages.glob("*.jsonl.zst")) for name in redirected(path, gone))])
-    entries = _entries(run, gone, workers)
-    datasets: dict[str, list[int]] = {}
-    for path in sorted([*run.glob("tokens/*.idx"), *run.glob("dataset/*.idx")]):
-        if numbers := DocumentTable(path.with_suffix("")).of_ids(gone.ids):
-            datasets[_below(run, path.with_suffix(""))] = numbers
-    plan = {"datasets": datasets, "contents": {prefix: content_of(run / prefix) for prefix in datasets}}
-    records = [*map(read_json, sorted((run / FOLDER).glob("*.json"))), plan]
+    pages = sorted((run / steps.named("scrape").folder).glob("*.jsonl.zst"))
+    removal = Removal([*removal.ids, *(name for path in pages for name in redirected(path, removal))])
+    entries, tombstones = _count_entries(run, removal, workers), _tombstones(run, removal)
+    records = [*map(read_json, sorted((run / FOLDER).glob("*.json"))), tombstones]
     folders = [path.parent for path in sorted(run.glob("models/*/settings.yaml"))]
-    trained = {_below(run, folder): _of_model(run, folder, records) for folder in [*folders, *models]}
-    if not (entries or datasets or any(trained.values())):
+    trained = {_relative(run, folder): _plan_model(run, folder, records) for folder in [*folders, *models]}
+    if not (entries or tombstones["datasets"] or any(trained.values())):
         raise InputError(f"{run}: no step has seen any of these documents")
     signed = [path.stem for path in sorted(run.glob("dedup/work/*.signatures"))]
     signatures = [name for name in signed if f"clean/{name}.jsonl.zst" in entries]
-    touched = [*entries, *(f"dedup/work/{name}.signatures" for name in signatures)]
-    touched += [prefix + suffix for prefix in datasets for suffix in (".bin", ".json", ".docs")]
+    edited = [*entries, *(f"dedup/work/{name}.signatures" for name in signatures)]
+    edited += [prefix + suffix for prefix in tombstones["datasets"] for suffix in (".bin", ".json", ".docs")]
+    displaced, survivors = _duplicates(run, removal)
     return {
         "format": 2,
-        "ids": sorted(gone.ids),
+        "ids": sorted(removal.ids),
         "entries": entries,
         "signatures": signatures,
-        **plan,
-        "models": {name: found for name, found in trained.items() if found},
-        **_duplicates(run, gone),
-        "times": {name: (run / name).stat().st_mtime_ns for name in touched},
+        **tombstones,
+        "models": {name: plan for name, plan in trained.items() if plan},
+        "displaced": displaced,
+        "survivors": survivors,
+        "times": {name: (run / name).stat().st_mtime_ns for name in edited},
     }
 
 
-def _of_model(run: Path, folder: Path, records: Sequence[Record]) -> Record:
-    """What a model has read of documents, and which of its checkpoints have; nothing if it has not their datasets.
+def _tombstones(run: Path, removal: Removal) -> Tombstones:
+    prefixes = [path.with_suffix("") for path in sorted([*run.glob("tokens/*.idx"), *run.glob("dataset/*.idx")])]
+    found = {_relative(run, prefix): DocumentTable(prefix).of_ids(removal.ids) for prefix in prefixes}
+    datasets = {name: numbers for name, numbers in found.items() if numbers}
+    return {"datasets": datasets, "contents": {name: content_of(run / name) for name in datasets}}
 
-    Documents are those of all records since the newest checkpoint: the model need not have been named each time.
+
+def _plan_model(run: Path, folder: Path, records: Sequence[Tombstones]) -> ModelPlan | None:
+    """Plan which checkpoints of a model are withdrawn; None for a model without a dataset of the documents.
+
+    Includes the documents of all records since its newest checkpoint: earlier removals may not have named the model.
     """
     trace, checkpoints = Trace(folder), checkpoint_folders(folder)
-    ours = {(run / name).resolve(): name for record in records for name in record["datasets"]}
+    names = {(run / name).resolve(): name for record in records for name in record["datasets"]}
     trained_on = dict(enumerate(read_json(checkpoints[0] / "manifest.json")["content"] if checkpoints else ()))
-    contents, left = dict[str, list[str]](), dict[int, list[int]]()
+    contents, removed = dict[str, list[str]](), dict[int, list[int]]()
     for corpus, prefix in enumerate(trace.prefixes):
-        if (name := ours.get(prefix.resolve())) is None:
+        if (name := names.get(prefix.resolve())) is None:
             continue
-        own = [record for record in records if name in record["datasets"]]
-        before = [record.get("contents", {}).get(name) for record in own] + [content_of(prefix)]
-        then = trained_on.get(corpus, before[-1])
-        first = before.index(then) if then in before else 0
-        if first < len(own):
-            contents[name] = before[first:-1]
-            left[corpus] = [number for record in own[first:] for number in record["datasets"][name]]
-    if not left:
-        return {}
+        removals = [record for record in records if name in record["datasets"]]
+        history = [record.get("contents", {}).get(name, "") for record in removals] + [content_of(prefix)]
+        saved = trained_on.get(corpus, history[-1])
+        first = history.index(saved) if saved in history else 0
+        if first < len(removals):
+            contents[name] = history[first:-1]
+            removed[corpus] = [number for record in removals[first:] for number in record["datasets"][name]]
+    if not removed:
+        return None
     if (folder / "owner.json").is_file():
         raise InputError(f"{folder}/owner.json: a training has this folder; stop it, or remove the file if it is dead")
-    reads = [trace.reads(corpus, numbers) for corpus, numbers in left.items()]
+    reads = [trace.reads(corpus, numbers) for corpus, numbers in removed.items()]
     first_read = min((int(found.iterations.min()) for found in reads if len(found.iterations)), default=None)
-    names = [path.name for path in checkpoints]
-    withdrawn = [name for name in names if first_read is not None and iteration_of(Path(name)) >= first_read]
+    saves = [path.name for path in checkpoints]
+    withdrawn = [name for name in saves if first_read is not None and iteration_of(Path(name)) >= first_read]
     aside = 1 + max((int(path.name) for path in folder.glob("withdrawn/[0-9]*")), default=0)
     return {
         "first_read": first_read,
         "tokens_read": sum(int(found.tokens.sum()) for found in reads),
-        "exact": next((name for name in names if name not in withdrawn), None),
+        "exact": next((name for name in saves if name not in withdrawn), None),
         "withdrawn": withdrawn,
         "aside": f"withdrawn/{aside:04d}",
         "contents": contents,
     }
 
 
-def _duplicates(run: Path, gone: Gone) -> Record:
-    """Documents that dedup dropped for one that leaves, and documents whose text one that leaves had, too."""
-    displaced, survivors = list[Record](), set[str]()
-    for found in chain.from_iterable(map(read_any, sorted((run / "dedup/removed").glob("*.jsonl.zst")))):
-        if found["id"] in gone.ids and found["survivor"] not in gone.ids:
-            survivors.add(found["survivor"])
-        elif found["survivor"] in gone.ids and found["id"] not in gone.ids:
-            displaced.append({"id": found["id"], "source": source_of(found), "reason": found["reason"]})
-    return {"displaced": displaced, "survivors": sorted(survivors)}
+def _duplicates(run: Path, removal: Removal) -> tuple[list[dict[str, str]], list[str]]:
+    """The documents that dedup dropped for a removed one, and those that dedup kept instead of a removed one."""
+    displaced, survivors = list[dict[str, str]](), set[str]()
+    for document in chain.from_iterable(map(read_any, sorted((run / "dedup/removed").glob("*.jsonl.zst")))):
+        if document["id"] in removal.ids and document["survivor"] not in removal.ids:
+            survivors.add(document["survivor"])
+        elif document["survivor"] in removal.ids and document["id"] not in removal.ids:
+            displaced.append({"id": document["id"], "source": source_of(document), "reason": document["reason"]})
+    return displaced, sorted(survivors)
 
 
-def describe(run: Path, record: Record) -> Iterator[str]:
-    """What a record does, for people."""
-    yield f"{len(record['ids'])} documents of {run}: {', '.join(record['ids'][:_SHOWN])}"
-    steps_of = Counter[str]()
-    for name, count in record["entries"].items():
-        steps_of[name.partition("/")[0]] += count
-    yield f"entries: {', '.join(f'{name} {count}' for name, count in steps_of.items())}"
-    for prefix, numbers in record["datasets"].items():
+def describe(run: Path, plan: Plan) -> Iterator[str]:
+    """Describe a plan, one line per fact."""
+    yield f"{len(plan['ids'])} documents of {run}: {', '.join(plan['ids'][:_SHOWN])}"
+    entries = Counter[str]()
+    for name, count in plan["entries"].items():
+        entries[name.partition("/")[0]] += count
+    yield f"entries: {', '.join(f'{name} {count}' for name, count in entries.items())}"
+    for prefix, numbers in plan["datasets"].items():
         yield f"{prefix}: {len(numbers)} tombstones"
-    for name, found in record["models"].items():
-        if found["first_read"] is None:
+    for name, model in plan["models"].items():
+        if model["first_read"] is None:
             yield f"{name}: never read them; its checkpoints stay"
             continue
-        exact = f"{found['exact']} is the newest before" if found["exact"] else "no checkpoint is older"
-        yield f"{name}: first read by iteration {found['first_read']:,}, {found['tokens_read']:,} tokens; {exact}"
-        yield f"{name}: withdrawn: {', '.join(found['withdrawn']) or 'none'}"
-    for found in record["displaced"][:_SHOWN]:
-        yield f"{found['id']} {found['source']}: dropped as its duplicate ({found['reason']}); it stays out"
-    for name in record["survivors"][:_SHOWN]:
-        yield f"{name}: has the text of one of them, and stays; name it, too, to remove it"
+        exact = f"{model['exact']} is the newest before" if model["exact"] else "no checkpoint is older"
+        yield f"{name}: first read by iteration {model['first_read']:,}, {model['tokens_read']:,} tokens; {exact}"
+        yield f"{name}: withdrawn: {', '.join(model['withdrawn']) or 'none'}"
+    for document in plan["displaced"][:_SHOWN]:
+        yield f"{document['id']} {document['source']}: dropped as its duplicate ({document['reason']}); it stays out"
+    for name in plan["survivors"][:_SHOWN]:
+        yield f"{name}: is a duplicate of one of them and is kept; list its id to remove it"
     if (run / "tokenizer/vocab.bpe").is_file():
-        yield "the tokenizer was trained on them: its merges stay; train_tokenizer and all after it would change them"
+        yield "the tokenizer was trained on them and is kept; rerun train_tokenizer and all later steps to replace it"
 
 
-def carry_out(run: Path, path: Path, workers: int = 1) -> Record:
-    """Do what a record says, or what is left of it, and sign it off. Raises InputError if something is left."""
-    record, settings = dict(read_json(path)), load_settings(run / "config.yaml")
-    gone = Gone(record["ids"])
-    known = removed_ids([run / REMOVED_IDS])
-    write_text(run / REMOVED_IDS, "".join(f"{name}\n" for name in sorted(known | gone.ids)))
+def carry_out(run: Path, path: Path, workers: int = 1) -> None:
+    """Do what a record says, or the rest of it, and mark it as done. Raises InputError if an entry is left."""
+    record: Plan = read_json(path)
+    settings, removal = load_settings(run / "config.yaml"), Removal(record["ids"])
+    removed = removed_ids([run / REMOVED_IDS]) | removal.ids
+    write_text(run / REMOVED_IDS, "".join(f"{name}\n" for name in sorted(removed)))
     for name in record["entries"]:
-        remove_from(run / name, gone, run / name)
+        remove_from(run / name, removal, run / name)
     for name in record["signatures"]:
-        _sign(run, name, settings, workers)
+        _renew_signatures(run, name, settings, workers)
     for prefix, numbers in record["datasets"].items():
         write_tombstones(run / prefix, numbers)
-    for name, found in record["models"].items():
-        _withdraw(run, run / name, found)
-    for made in filter(Path.is_file, chain.from_iterable(map(run.glob, _MADE_AGAIN))):
-        made.unlink()
-    for name, time in record["times"].items():  # so that Snakemake does not take them for new
+    for name, model in record["models"].items():
+        _withdraw(run, run / name, model)
+    for rebuilt in filter(Path.is_file, chain.from_iterable(map(run.glob, _REBUILT))):
+        rebuilt.unlink()
+    for name, time in record["times"].items():  # otherwise Snakemake reruns the steps that read them
         os.utime(run / name, ns=(time, time))
-    if left := _entries(run, gone, workers):
+    if left := _count_entries(run, removal, workers):
         raise InputError(f"{run / next(iter(left))}: still names a document; do it again with --yes")
-    record |= {"state": "done", "ended": _now()}
-    write_json(path, record)
-    return record
+    write_json(path, {**record, "state": "done", "ended": _now()})
 
 
-def _sign(run: Path, name: str, settings: Settings, workers: int) -> None:
-    """Make the signatures of a clean shard again, for later runs; those that grow this one need not run again."""
+def _renew_signatures(run: Path, name: str, settings: Settings, workers: int) -> None:
+    """Compute the signatures of an edited shard again; with the old identity, so that later runs repeat nothing."""
     path = run / f"dedup/work/{name}.signatures"
     with Workers(workers) as pool:
         write_signatures(run / f"clean/{name}.jsonl.zst", path, settings.dedup, pool, identity=identity_of(path))
 
 
-def _withdraw(run: Path, folder: Path, found: Record) -> None:
-    """Set aside what was made from documents that left; tell the other checkpoints of the tombstones."""
-    aside, owner = folder / found["aside"], folder.parent.parent
-    if found["withdrawn"]:
-        moved = {folder / name: name for name in found["withdrawn"]}
+def _withdraw(run: Path, folder: Path, plan: ModelPlan) -> None:
+    """Withdraw checkpoints and their results; record the datasets' new checksums in the other checkpoints."""
+    aside, owner = folder / plan["aside"], folder.parent.parent
+    if plan["withdrawn"]:
+        moved = {folder / name: name for name in plan["withdrawn"]}
         deleted = [folder / "done.json", folder / "latest", folder / "best"]
         if folder.parent.name == "models":
             moved[steps.result("merge", owner, folder.name).parent] = "merged"
@@ -247,11 +264,31 @@ def _withdraw(run: Path, folder: Path, found: Record) -> None:
                 path.rename(aside / name)
         for path in deleted:
             path.unlink(missing_ok=True)
-    contents = {then: content_of(run / prefix) for prefix, befores in found["contents"].items() for then in befores}
+    contents = {old: content_of(run / prefix) for prefix, history in plan["contents"].items() for old in history}
     for checkpoint in checkpoint_folders(folder):
         manifest = read_json(checkpoint / "manifest.json")
         manifest["content"] = [contents.get(content, content) for content in manifest["content"]]
         write_json(checkpoint / "manifest.json", manifest)
+
+
+def _editable_files(run: Path) -> Iterator[Path]:
+    for path in sorted(run.rglob("*")):
+        parts = path.relative_to(run).parts
+        of_model = len(parts) > 2 and parts[0] == "models" and parts[2].startswith(_SKIPPED_OF_MODEL)
+        if parts[0] not in _SKIPPED and not of_model and path.is_file() and editor_of(path):
+            yield path
+
+
+def _count_entries(run: Path, removal: Removal, workers: int) -> dict[str, int]:
+    """The number of entries in each file that has any, by its path relative to the run."""
+    files = list(_editable_files(run))
+    with Workers(min(workers, max(1, len(files)))) as pool:
+        counts = list(pool.map(partial(remove_from, removal=removal), files))
+    return {_relative(run, path): count for path, count in zip(files, counts, strict=True) if count}
+
+
+def _relative(run: Path, path: Path) -> str:
+    return str(path.relative_to(run) if path.is_relative_to(run) else path.absolute())
 
 
 def _now() -> str:
@@ -264,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--urls", type=cli.input_path, metavar="FILE", help="URLs or ids, one per line")
     parser.add_argument("--run", type=cli.input_path, required=True, metavar="DIR", help="folder of the run")
     parser.add_argument("--model", type=cli.input_path, nargs="+", default=[], metavar="M", help="models of other runs")
-    parser.add_argument("--yes", action="store_true", help="remove them; without it, only say what would be removed")
+    parser.add_argument("--yes", action="store_true", help="remove them; without it, only print what would be removed")
     parser.add_argument("--by", metavar="NAME", help="who signs the record off; needed with --yes")
     cli.add_workers(parser)
     arguments = parser.parse_args(argv)
@@ -291,8 +328,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("nothing was changed; --yes removes them")
             return 0
         path = run / FOLDER / f"{len(records) + 1:04d}.json"
-        card = {"state": "started", "begun": _now(), "by": arguments.by}
-        write_json(path, {**card, "commit": run_card.commit(), **plan})
+        signed = {"state": "started", "begun": _now(), "by": arguments.by, "commit": run_card.commit()}
+        write_json(path, {**signed, **plan})
         carry_out(run, path, arguments.workers)
         print(f"removed; the record is {path}")
     return 0

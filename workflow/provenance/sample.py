@@ -1,4 +1,4 @@
-"""Look at documents that a step kept or dropped: a random sample of some shards, the same each time.
+"""Show a random, reproducible sample of the documents that a step kept or dropped.
 
     python -m workflow.provenance.sample results/demo/clean/0000.jsonl.zst --n 5
     python -m workflow.provenance.sample results/demo/clean --reason language --n 20
@@ -31,7 +31,7 @@ _WIDTH, _LINES = 110, 20  # of a diff
 
 
 def read_any(path: Path) -> Iterator[Document]:
-    """The documents of a shard or of rejects, of which a scrape's have only a URL. Raises InputError."""
+    """The documents of a shard or of rejects; rejects of a scrape have only a URL. Raises InputError."""
     for number, line in enumerate(read_json_lines(path), start=1):
         try:
             found = orjson.loads(line)
@@ -61,7 +61,7 @@ def files_of(path: Path, dropped: bool) -> list[Path]:
 
 
 def matches(document: Document, reason: str, domain: str, name: str) -> bool:
-    """Whether a document was dropped for a reason, comes from a domain, and has an id that begins so."""
+    """Whether a document has this reason, domain and beginning of its id; empty ones match all."""
     if domain:
         try:
             host = parse_url(str(document.get("url"))).host
@@ -73,7 +73,7 @@ def matches(document: Document, reason: str, domain: str, name: str) -> bool:
 
 
 def texts_before(shard: Path, names: set[str]) -> dict[str, str]:
-    """The texts of documents before a step of a run, from the nearest earlier step that has them."""
+    """The texts of documents before a step of a run, from the nearest earlier step with them."""
     folder = shard.parent.parent if shard.parent.name in _REJECTS else shard.parent
     folders = list(dict.fromkeys(step.folder for step in steps.CORPUS if step.unit))
     earlier = folders[: folders.index(folder.name)] if folder.name in folders else []
@@ -95,12 +95,12 @@ def source_of(document: Document) -> str:
 
 
 def fate(document: Document) -> str:
-    """`kept`, or by which step and why a document was dropped."""
+    """`kept`, or which step dropped a document and why."""
     if MARK not in document:
         return "kept"
     survivor = f", a duplicate of {document['survivor']}" if "survivor" in document else ""
-    finding = document.get("finding") or (f"{document['tokens']} tokens" if "tokens" in document else "")
-    return f"dropped by {document[MARK]}: {document['reason']}{f' ({finding})' if finding else ''}{survivor}"
+    detail = document.get("detail") or (f"{document['tokens']} tokens" if "tokens" in document else "")
+    return f"dropped by {document[MARK]}: {document['reason']}{f' ({detail})' if detail else ''}{survivor}"
 
 
 def _described(document: Document, before: str | None) -> Iterator[str]:
@@ -138,8 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind.add_argument("--kept", action="store_true", help="kept documents (default)")
     kind.add_argument("--dropped", action="store_true", help="dropped documents")
     parser.add_argument("--reason", default="", metavar="R", help="only those dropped for this reason")
-    parser.add_argument("--domain", default="", metavar="D", help="only those of this host and the ones below it")
-    parser.add_argument("--id", default="", metavar="ID", help="only those whose id begins so")
+    parser.add_argument("--domain", default="", metavar="D", help="only those of this host and its subdomains")
+    parser.add_argument("--id", default="", metavar="ID", help="only those whose id begins with this")
     parser.add_argument("--before", action="store_true", help="also show what the step changed")
     parser.add_argument("--json", action="store_true", help="JSON lines, with `before` if asked for")
     arguments = parser.parse_args(argv)

@@ -1,11 +1,11 @@
-"""Show one document through all steps of a run: where it came from, what each step did to it, where its tokens are.
+"""Trace one document through all steps of a run: its source, what each step changed, and its tokens.
 
     python -m workflow.provenance.show 302544148050df60 --run results/demo
     python -m workflow.provenance.show https://corner.example/archiv-bei-nacht --run results/demo
 
-A URL, the id of a document or its beginning, or of existing text the file (its first document), FILE:LINE, or the end
-of such a path. A URL names its shard, and a document of existing text has the shard that its id names; other ids and
-files are looked for shard by shard. After that, one shard per step is read.
+A document is named by URL, id or the beginning of its id; existing text also by file (its first document), FILE:LINE,
+or the end of such a path. URLs, and ids of existing text, determine the shard; for others all shards are searched.
+After that, one shard per step is read.
 """
 
 import re
@@ -49,7 +49,7 @@ def find(paths: Sequence[Path], wanted: Callable[[Document], bool]) -> Found | N
 
 
 def _id(document: Document) -> str:
-    """The id; that of a dropped URL, which has none, follows from the URL."""
+    """The id; dropped URLs have none, so it is computed."""
     try:
         return str(document.get("id") or document_id(str(document["url"])))
     except ValueError:  # not a URL
@@ -57,7 +57,7 @@ def _id(document: Document) -> str:
 
 
 def _files(run: Path, step: steps.Step, shard: int) -> list[Path]:
-    """The file of a shard that a step keeps, and that of its rejects; they need not exist."""
+    """The paths of a step's kept documents of a shard and of its rejects; they need not exist."""
     if step.name == "blacklist":
         return [run / step.rejects]
     path = run / step.folder / f"{shard_name(shard)}.jsonl.zst"
@@ -71,7 +71,7 @@ def _url_line(path: Path, name: str) -> int:
 
 
 def locate(run: Path, settings: Settings, wanted: str) -> tuple[Document, int]:
-    """A document as the first step had it, and its shard. Raises InputError if no step of the run has seen it."""
+    """A document as the first step wrote it, and its shard. Raises InputError if no step of the run has it."""
     shards: Sequence[int] = range(settings.shards)
     name, kind = wanted.lower(), "id"
     if "://" in wanted:
@@ -102,7 +102,7 @@ def locate(run: Path, settings: Settings, wanted: str) -> tuple[Document, int]:
 
 
 def show(run: Path, settings: Settings, wanted: str) -> Iterator[str]:
-    """Lines for people: what each step did with a document. Raises InputError if there is none."""
+    """One line per step: what it did with a document. Raises InputError if there is none."""
     first, shard = locate(run, settings, wanted)
     name = _id(first)
 
@@ -151,7 +151,7 @@ def _details(document: Document, before: Found | None) -> Iterator[str]:
 
 
 def _tokens(run: Path, settings: Settings, shard: int, last: Found, is_it: Callable[[Document], bool]) -> Iterator[str]:
-    """Where the tokens of a document are, in its shard and in the dataset, or why it has none."""
+    """The positions of a document's tokens in its shard and in the dataset, or why it has none."""
     name = shard_name(shard)
     rejects, tokens = run / steps.named("tokenize").rejects.format(shard=name), run / f"tokens/{name}_text_document"
     if not suffixed(tokens, ".idx").is_file():

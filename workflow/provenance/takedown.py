@@ -1,8 +1,8 @@
-"""Finds the entries of documents in the files of a run, and removes them: what a removal does to each file.
+"""Find and remove the entries of documents in the files of a run.
 
-    gone = Gone({"302544148050df60"})
-    count = remove_from(path, gone)              # how many entries the file has; nothing is written
-    count = remove_from(path, gone, path)        # they are removed; the file is replaced as a whole
+    removal = Removal({"302544148050df60"})
+    count = remove_from(path, removal)              # how many entries the file has; nothing is written
+    count = remove_from(path, removal, path)        # removes them; the file is replaced as a whole
 
 Every kind of file has an editor. A shard gets the bytes that its step would have written without the documents.
 """
@@ -27,21 +27,21 @@ _REDIRECT = re.compile(rb'"url":"([^"]*)","final_url":"((?!\1")[^"]*)"')
 _NAME = re.compile(rb"https?://[^\s\"'<>\\]+|\b[0-9a-f]{16}\b")
 
 
-class Gone:
-    """The documents that leave, by their ids."""
+class Removal:
+    """The documents to remove, by their ids."""
 
     def __init__(self, ids: Iterable[str]) -> None:
         self.ids = frozenset(ids)
 
     def has_url(self, url: str) -> bool:
-        """Whether one of them is the page of a URL, however it is spelled."""
+        """Whether a URL, in any spelling, is that of one of them."""
         try:
             return document_id(url) in self.ids
         except ValueError:
             return False
 
     def has_line(self, line: bytes) -> bool:
-        """Whether one of them is the document, the reject or the outcome in a line of JSON."""
+        """Whether a line of JSON is a document, a reject or an outcome of one of them."""
         if found := _ID.search(line):
             return found[1].decode() in self.ids
         with suppress(ValueError):  # the torn line of a journal
@@ -49,36 +49,65 @@ class Gone:
         return False
 
     def is_named(self, line: bytes) -> bool:
-        """Whether a line of text has the URL or the id of one."""
+        """Whether a line of text has the URL or the id of one of them."""
         for name in (name.decode("utf-8", "replace") for name in _NAME.findall(line)):
             if name in self.ids or ("/" in name and (self.has_url(name) or self.has_url(name.rstrip(".,:;)")))):
                 return True
         return False
 
 
-Editor = Callable[[Path, Gone, Path | None], int]
+Editor = Callable[[Path, Removal, Path | None], int]
 
 
-def _lines(is_gone: Callable[[Gone, bytes], bool], path: Path, gone: Gone, output: Path | None) -> int:
+def remove_from(path: Path, removal: Removal, output: Path | None = None) -> int:
+    """Count the entries in a file, and write the rest to `output`, which may be the same file, if it is given."""
+    editor = editor_of(path)
+    return editor(path, removal, output) if editor else 0
+
+
+def redirected(path: Path, removal: Removal) -> Iterator[str]:
+    """The ids of the documents of a shard of pages whose request was redirected to a removed page."""
+    for line in read_lines(path):
+        if (found := _REDIRECT.search(line)) and removal.has_url(orjson.loads(b'"%s"' % found[2])):
+            yield str(orjson.loads(line)["id"])
+
+
+def editor_of(path: Path) -> Editor | None:
+    """The editor of a file; None if files of its kind have no entries."""
+    name = path.name
+    if name.endswith((".jsonl.zst", ".journal")):
+        return partial(_edit_lines, Removal.has_line)
+    if name.endswith(".warc.gz"):
+        return _edit_archive
+    if name.endswith(".txt") and path.parent.name == "urls":
+        return partial(_edit_lines, lambda removal, line: removal.has_url(line.decode()))
+    if name.endswith(".json"):
+        return _edit_statistics
+    if name.endswith((".log", ".out", ".txt", ".html", ".md", ".jsonl")):
+        return partial(_edit_lines, Removal.is_named)
+    return None
+
+
+def _edit_lines(matches: Callable[[Removal, bytes], bool], path: Path, removal: Removal, output: Path | None) -> int:
     count = 0
     with line_writer(output) as write:
         for line in read_lines(path):
-            if line and is_gone(gone, line):
+            if line and matches(removal, line):
                 count += 1
             else:
                 write(line + b"\n")
     return count
 
 
-def _values(path: Path, gone: Gone, output: Path | None) -> int:
-    """Statistics: examples and lists of ids."""
+def _edit_statistics(path: Path, removal: Removal, output: Path | None) -> int:
+    """Edit statistics: examples and lists of ids."""
     count = 0
 
     def kept(value: Any) -> bool:
         nonlocal count
         named = [value.get("id"), value.get("url")] if isinstance(value, dict) else [value]
         found = any(
-            isinstance(name, str) and (name in gone.ids or ("/" in name and gone.has_url(name))) for name in named
+            isinstance(name, str) and (name in removal.ids or ("/" in name and removal.has_url(name))) for name in named
         )
         count += found
         return not found
@@ -94,8 +123,8 @@ def _values(path: Path, gone: Gone, output: Path | None) -> int:
     return count
 
 
-def _archive(path: Path, gone: Gone, output: Path | None) -> int:
-    """A WARC file in which every record is a gzip member of its own; members are copied as they are."""
+def _edit_archive(path: Path, removal: Removal, output: Path | None) -> int:
+    """Edit a WARC file with one gzip member per record; the other members are copied byte by byte."""
 
     def names(record: Any) -> list[str]:
         headers = [record.rec_headers.get_header(name, "") for name in (REQUESTED_HEADER, "WARC-Target-URI")]
@@ -106,7 +135,7 @@ def _archive(path: Path, gone: Gone, output: Path | None) -> int:
         for start, end, found in read_records(file, path, names):
             if not end:
                 raise InputError(f"{path}: many records in one gzip member; not an archive of corpus.scrape")
-            if found is not DAMAGED and any(map(gone.has_url, found)):
+            if found is not DAMAGED and any(map(removal.has_url, found)):
                 count += 1
                 continue
             write(os.pread(file.fileno(), end - start, start))
@@ -116,36 +145,3 @@ def _archive(path: Path, gone: Gone, output: Path | None) -> int:
     if output:
         write_records(output, responses)
     return count
-
-
-_json_lines, _list, _text = (
-    partial(_lines, is_gone)
-    for is_gone in (Gone.has_line, lambda gone, line: gone.has_url(line.decode()), Gone.is_named)
-)
-
-
-def editor_of(path: Path) -> Editor | None:
-    """The editor of a file; None if files of its kind have no entries."""
-    name = path.name
-    if name.endswith((".jsonl.zst", ".journal")):
-        return _json_lines
-    if name.endswith(".warc.gz"):
-        return _archive
-    if name.endswith(".txt") and path.parent.name == "urls":
-        return _list
-    if name.endswith(".json"):
-        return _values
-    return _text if name.endswith((".log", ".out", ".txt", ".html", ".md", ".jsonl")) else None
-
-
-def remove_from(path: Path, gone: Gone, output: Path | None = None) -> int:
-    """The number of entries that a file has; with `output`, which may be the same file, they are removed."""
-    editor = editor_of(path)
-    return editor(path, gone, output) if editor else 0
-
-
-def redirected(path: Path, gone: Gone) -> Iterator[str]:
-    """The ids of the documents of a shard of pages whose request was redirected to a page that leaves."""
-    for line in read_lines(path):
-        if (found := _REDIRECT.search(line)) and gone.has_url(orjson.loads(b'"%s"' % found[2])):
-            yield str(orjson.loads(line)["id"])

@@ -1,4 +1,4 @@
-"""Which documents an iteration of a training read, and which iterations read a document.
+"""Show which documents a training iteration read, or which iterations read a document.
 
     python -m workflow.provenance.trace --model results/demo/models/tiny --iteration 12
     python -m workflow.provenance.trace --model results/demo/models/tiny --iteration 12 --sample 3 --text
@@ -50,7 +50,7 @@ def _show_step(trace: Trace, iteration: int, sample: int | None, *, text: bool, 
 
 
 def _show_reads(trace: Trace, corpus: int, documents: Sequence[int], *, as_json: bool) -> Iterator[str]:
-    """Lines about documents of a dataset: what read each, and all of them."""
+    """One line per document: the iterations that read it; then a summary."""
     reads, table = trace.reads(corpus, documents), trace.tables[corpus]
     shown = documents if as_json else documents[:_SHOWN]
     for number in shown:
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--iteration", type=cli.positive_int, metavar="N", help="what this iteration read")
     wanted.add_argument("--url", metavar="U", help="what read the document of this URL")
-    wanted.add_argument("--domain", metavar="D", help="what read documents of this host and those below it")
+    wanted.add_argument("--domain", metavar="D", help="what read documents of this host and its subdomains")
     wanted.add_argument("--ids", type=cli.input_path, metavar="FILE", help="what read these documents, one id per line")
     parser.add_argument("--sample", type=int, metavar="I", help="only this sample of the iteration, from 0")
     parser.add_argument("--text", action="store_true", help="with the text of each piece of the iteration")
@@ -117,9 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(line)
     if not some:
         what = arguments.url or arguments.domain or arguments.ids
-        raise InputError(
-            f"{what}: no document of {' and '.join(map(str, trace.prefixes))}; workflow.provenance.show tells why"
-        )
+        raise InputError(f"{what}: no document of {', '.join(map(str, trace.prefixes))}; see workflow.provenance.show")
     return 0
 
 

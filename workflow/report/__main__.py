@@ -24,7 +24,7 @@ from workflow.report import compare
 from workflow.report.corpus import corpus_figures
 from workflow.report.curves import curve_charts, curve_rows
 from workflow.report.documents import kept_documents
-from workflow.report.funnel import Step, documents_chart, funnel
+from workflow.report.funnel import FunnelStep, documents_chart, funnel
 from workflow.report.layout import comparisons, memory_chart
 from workflow.report.models import Model, settings_of, split_samples, trained_models
 from workflow.report.timing import Clock, gantt_chart, timeline
@@ -35,19 +35,17 @@ def render(run: Path, settings: Settings | None = None) -> str:
     steps = funnel(run, settings)
     models = trained_models(run)
     if not steps and not models:
-        raise InputError(
-            f"{run}: no stats.json and no training curve below it; give the `run` folder of a configuration"
-        )
+        raise InputError(f"{run}: no stats.json or train.csv below it; give the `run` folder of a configuration")
     works = timeline(run, models, settings.shards if settings else None)
     known = settings or settings_of(run / "config.yaml")
     card_file, names = run / "run.json", ", ".join(model.name for model in models)
-    grown = f" It grows {', '.join(map(str, known.base))}." if known and known.base else ""
+    extended = f" It extends {', '.join(map(str, known.base))}." if known and known.base else ""
     run_card: dict[str, Any] | None = read_json(card_file) if card_file.exists() else None
     return page.render(
         "workflow.report",
         "template.html",
         title=run.name or str(run),
-        summary=f"{run}: the corpus, step by step{f', and the training of {names}' if names else ''}.{grown}",
+        summary=f"{run}: the corpus, step by step{f', and the training of {names}' if names else ''}.{extended}",
         finished=datetime.fromtimestamp(max(work.ended for work in works), UTC) if works else None,
         steps=steps,
         documents_chart=documents_chart(steps),
@@ -68,8 +66,10 @@ def render(run: Path, settings: Settings | None = None) -> str:
     )
 
 
-def _versions(run_card: Mapping[str, Any] | None, steps: Sequence[Step], models: Sequence[Model]) -> dict[str, str]:
-    """What the run's files say about the software."""
+def _versions(
+    run_card: Mapping[str, Any] | None, steps: Sequence[FunnelStep], models: Sequence[Model]
+) -> dict[str, str]:
+    """The software versions in the run's files."""
     found: dict[str, str] = {}
     for step in steps:
         found.update(step.libraries)
@@ -87,9 +87,7 @@ def _configuration(run: Path) -> str | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("workflow.report", __doc__)
-    parser.add_argument(
-        "--run", type=cli.input_path, required=True, metavar="DIR", help="the `run` folder of a configuration"
-    )
+    parser.add_argument("--run", type=cli.input_path, required=True, metavar="DIR", help="folder of the run")
     parser.add_argument(
         "--compare", type=cli.input_path, nargs="+", default=[], metavar="DIR", help="other runs: show what differs"
     )

@@ -1,4 +1,4 @@
-"""Runs beside each other: each key and each figure in which they differ, and the losses of all models in one chart."""
+"""Compare runs: the keys and figures that differ, and the losses of all models in one chart."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,16 +23,14 @@ def figures(run: Path) -> Figures:
     found.pop(("configuration", "run"), None)
     steps = funnel(run, settings_of(config) if config.is_file() else None)
     for step in steps:
-        found |= {
-            (step.name, f"{step.unit} in"): step.documents_in,
-            (step.name, f"{step.unit} kept"): step.documents_out,
-        }
+        found[step.name, f"{step.unit} in"] = step.documents_in
+        found[step.name, f"{step.unit} kept"] = step.documents_out
         found |= {(step.name, f"dropped: {reason}"): count for reason, count in step.reasons}
         volume = ("bytes out", step.bytes_out) if step.tokens is None else ("tokens", step.tokens)
         found[step.name, volume[0]] = volume[1]
     models = trained_models(run)
     if not steps and not models:
-        raise InputError(f"{run}: no stats.json and no training curve below it; name the folder of a run")
+        raise InputError(f"{run}: no stats.json or train.csv below it; name the folder of a run")
     for model in models:
         losses, evaluation = model.train.values("lm_loss"), model.evaluation or {}
         values = {

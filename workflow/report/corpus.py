@@ -11,7 +11,7 @@ from markupsafe import Markup
 from common import steps as table
 from common.files import read_json
 from workflow.report.drawing import histogram_chart
-from workflow.report.funnel import Step
+from workflow.report.funnel import FunnelStep
 
 _LUMPED = 4  # cluster sizes from here on are grouped by powers of two
 _NAMED = 20  # hosts, and values of a key of `meta`, in a table
@@ -19,7 +19,7 @@ _BARS = 4  # a chart of fewer says no more than its table
 
 
 class Host(NamedTuple):
-    """What became of the documents of a host."""
+    """Counts of a host's documents by outcome."""
 
     name: str
     arrived: int
@@ -29,7 +29,7 @@ class Host(NamedTuple):
 
     @property
     def dropped(self) -> int:
-        """Those that are not in the dataset."""
+        """Documents that are not in the dataset."""
         return self.arrived - self.kept
 
 
@@ -57,7 +57,7 @@ class Corpus:
 
     @property
     def charts(self) -> list[tuple[str, Markup]]:
-        """Captions and drawings of the histograms that have bars enough."""
+        """Captions and drawings of the histograms with enough bars."""
         names = [name for name, *_ in self.lengths]
         both = [("into clean", [row[1] for row in self.lengths]), ("out of dedup", [row[2] for row in self.lengths])]
         found = [("lengths", "Documents by length", names, both, "bytes of text, from", "documents")]
@@ -85,14 +85,14 @@ def _cluster_sizes(sizes: dict[str, int]) -> list[tuple[str, int]]:
     return [(str(size) if size < _LUMPED else f"{size} to {2 * size - 1}", grouped[size]) for size in sorted(grouped)]
 
 
-def _tokens(step: Step, size: int) -> int:
+def _tokens(step: FunnelStep, size: int) -> int:
     """The tokens in bytes of a token file."""
     return size * (step.tokens or 0) // (step.bytes_out or 1)
 
 
-def _hosts(by_name: dict[str, Step]) -> list[Host]:
-    """What became of the largest hosts, and of all others together."""
-    scrape, ingest, end = (by_name.get(name, Step("", "")) for name in ("scrape", "ingest", "tokenize"))
+def _hosts(by_name: dict[str, FunnelStep]) -> list[Host]:
+    """The largest hosts, and all others together."""
+    scrape, ingest, end = (by_name.get(name, FunnelStep("", "")) for name in ("scrape", "ingest", "tokenize"))
     arrived = Counter(scrape.counts.get("hosts", {}))
     arrived.update({host: each["documents"] for (key, host), each in ingest.kept_by.items() if key == "host"})
     named = sorted(arrived, key=lambda host: (-arrived[host], host))[:_NAMED]
@@ -110,7 +110,7 @@ def _hosts(by_name: dict[str, Step]) -> list[Host]:
     return [*hosts, others] if hosts and others.arrived else hosts
 
 
-def _kept_by(steps: Sequence[Step]) -> tuple[list[str], list[tuple[str, str, list[int], int]]]:
+def _kept_by(steps: Sequence[FunnelStep]) -> tuple[list[str], list[tuple[str, str, list[int], int]]]:
     """The table of `Corpus.kept_by`, from clean on; the last row of a key has all documents that no other row has."""
     names = [step.name for step in steps]  # before clean, most documents have no meta
     first = names.index("clean") if "clean" in names else 0
@@ -133,7 +133,7 @@ def _kept_by(steps: Sequence[Step]) -> tuple[list[str], list[tuple[str, str, lis
     return [step.name for step in counted], rows
 
 
-def corpus_figures(run: Path, steps: Sequence[Step]) -> Corpus:
+def corpus_figures(run: Path, steps: Sequence[FunnelStep]) -> Corpus:
     """The figures in the statistics of a run's steps."""
     by_name = {step.name: step for step in steps}
     counts = {name: step.counts for name, step in by_name.items()}

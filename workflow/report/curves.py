@@ -1,4 +1,4 @@
-"""Training curves as SVG: over tokens, the models over each other, thinned so that any run gives a small page."""
+"""Training curves of all models as SVG over tokens, thinned to keep the page small."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ PANELS = {
     "tokens_per_second": "Tokens per second",
 }
 """Captions of the columns of train.csv that are drawn. MFU is not: its curve is that of the tokens per second."""
-_STYLES = ("-", "--", "-.", ":")  # models are also told apart without colour
+_STYLES = ("-", "--", "-.", ":")  # models differ without colour, too
 
 
 def thin(values: Floats, points: int = POINTS) -> NDArray[np.int64]:
@@ -55,7 +55,7 @@ def _restarts(model: Model) -> list[tuple[float, int]]:
 
 
 def curve_charts(models: Sequence[Model], panels: Mapping[str, str] = PANELS) -> list[tuple[str, Markup]]:
-    """(caption, drawing) of the panels; one that no model has is left out."""
+    """(caption, drawing) of the panels that some model has."""
     known = {name: caption for name, caption in panels.items() if any(_has(model.train, name) for model in models)}
     return [(caption, _chart(name, caption, models)) for name, caption in known.items()]
 
@@ -115,7 +115,7 @@ def _chart(column: str, caption: str, models: Sequence[Model]) -> Markup:
 
 
 def curve_rows(model: Model) -> list[dict[str, Any]]:
-    """At most ROWS rows of a model's curve, evenly spaced, the last one included: what the charts show, as numbers."""
+    """At most ROWS rows of a model's curve, evenly spaced, the last one included: the charts as numbers."""
     curve, tokens = model.train, _tokens(model, model.train)
     places = sorted({*np.linspace(0, len(curve) - 1, min(len(curve), ROWS)).astype(int).tolist()})
     valid = dict(zip(model.valid.values("iteration").tolist(), model.valid.values("loss").tolist(), strict=False))

@@ -1,4 +1,4 @@
-"""Some documents of a run's dataset: found through its index, so that a corpus of any size is not read."""
+"""Sample documents of a run's dataset, found through its index without reading the corpus."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ _TOKENS, _CHARACTERS = 200, 500  # shown of a document: 20 * 20 * 500 characters
 
 
 def kept_documents(run: Path, settings: Settings) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(shard, the beginnings of its documents with the smallest ids, which are hashes), if the run has a dataset."""
+    """A shard and the beginnings of its documents with the smallest ids (hashes), if the run has a dataset."""
     prefix = run / settings.dataset_prefix.relative_to(settings.run)  # also in a run that was moved
     if not suffixed(prefix, DOCUMENTS).is_file():
         return []

@@ -10,7 +10,7 @@ from common.page import COLORS, WIDTH, as_svg, figure_style
 
 @dataclass(frozen=True)
 class Bar:
-    """A horizontal bar of coloured parts, below the line that says what it is; a legend names the parts."""
+    """A horizontal bar of coloured parts, with a caption above and a legend of the parts."""
 
     above: str
     parts: Sequence[tuple[str, float]]
@@ -20,7 +20,7 @@ class Bar:
 
     @property
     def length(self) -> float:
-        """Of all parts."""
+        """Total of all parts."""
         return sum(length for _, length in self.parts)
 
 

@@ -1,4 +1,4 @@
-"""The funnel: what each corpus step kept and dropped, summed over its shards, and its drawing."""
+"""The funnel: documents kept and dropped by each corpus step, summed over shards, and its drawing."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from common.settings import Settings
 from workflow.report.drawing import Bar
 
 _EXAMPLES = 10  # kept per reason
-_REASONS = 5  # drawn by themselves; the others share the last colour
+_REASONS = 5  # drawn separately; the others share the last colour
 
 
 @dataclass
-class Step:
+class FunnelStep:
     """One step of the funnel."""
 
     name: str
@@ -83,12 +83,12 @@ def _id(document: Mapping[str, Any]) -> str:
     return str(document.get("id", ""))  # URLs have none
 
 
-def funnel(run: Path, settings: Settings | None = None) -> list[Step]:
-    """The steps of a run that have statistics, in the order of the DAG; of other settings, neither steps nor shards."""
+def funnel(run: Path, settings: Settings | None = None) -> list[FunnelStep]:
+    """The steps of a run with statistics, in the order of the DAG; with `settings`, only its steps and shards."""
     found = []
     for each in steps.configured(settings) if settings else steps.CORPUS:
         paths = list(each.statistics(run, settings.shards if settings else None)) if each.unit else []
-        step = Step(each.name, each.unit)
+        step = FunnelStep(each.name, each.unit)
         for path in paths:
             step.add(read_json(path))
         if paths:
@@ -96,8 +96,8 @@ def funnel(run: Path, settings: Settings | None = None) -> list[Step]:
     return found
 
 
-def documents_chart(steps: Sequence[Step]) -> list[Bar]:
-    """Documents into each step: those that survive, and those that were dropped, by reason."""
+def documents_chart(steps: Sequence[FunnelStep]) -> list[Bar]:
+    """A bar per step: documents kept, and documents dropped by reason."""
     bars = []
     for step in steps:
         if step.name == "merge_index" and len(steps) > 1:

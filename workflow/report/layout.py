@@ -1,4 +1,4 @@
-"""A training's layout, predicted memory and speed beside what it used."""
+"""Predicted and measured memory and speed of a training's layout."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 def comparisons(model: Model) -> list[tuple[str, str, str]]:
-    """(name, planned, used) of layout, memory per process, speed, time and starts, where both are known."""
+    """(name, planned, used) of layout, memory per process, speed, time and starts, if both are known."""
     plan, experiment, peak = model.plan or {}, model.experiment, _peak(model)
     source = (model.merged or {}).get("source", {}).get("layout", "")
     planned = {key: plan[key] for key in ("memory_bytes", "tokens_per_second", "seconds") if plan.get(key)}
@@ -35,13 +35,13 @@ def comparisons(model: Model) -> list[tuple[str, str, str]]:
 
 
 def _peak(model: Model) -> float:
-    """Bytes of the process that used most."""
+    """Peak memory over all processes, in bytes."""
     used = model.train.values("memory_mb")
     return float(np.nanmax(used)) * 1e6 if np.isfinite(used).any() else 0.0
 
 
 def memory_chart(models: Sequence[Model]) -> list[Bar]:
-    """Per model with a prediction, the predicted memory by part and what was used, both without a process's context."""
+    """Predicted memory by part and measured memory of each model, both without the process's context."""
     bars = []
     for model in models:
         if parts := dict((model.plan or {}).get("memory") or {}):

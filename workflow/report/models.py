@@ -1,4 +1,4 @@
-"""What a run knows about each of its models, read from the model's folder and the folders beside it."""
+"""Figures about each model of a run, from its folder and those of evaluations and samples."""
 
 import math
 import re
@@ -116,10 +116,12 @@ class Model:
         """A sentence if the validation loss ended far above the training loss; empty otherwise."""
         gap = (self.valid_loss or math.nan) - (self.train_loss or math.nan)
         epochs = f" after {self.epochs:.1f} epochs" if self.epochs else ""
-        text = (
-            f"{self.name}: the validation loss is {gap:.2f} nats above the training loss{epochs}: the model memorizes"
+        text = f"{self.name}: the validation loss is {gap:.2f} nats above the training loss{epochs}:"
+        return (
+            f"{text} the model memorizes its training text. More text, fewer iterations or dropout help."
+            if gap > _GAP
+            else ""
         )
-        return f"{text} its training text. More text, fewer iterations or dropout help." if gap > _GAP else ""
 
     @property
     def hardware(self) -> str:
@@ -174,7 +176,7 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 def settings_of(path: Path) -> Settings | None:
-    """The settings in a file, unless they are of another version of the toolkit."""
+    """The settings in a file; None if another version of the toolkit wrote them."""
     try:
         return load_settings(path)
     except (ToolkitError, OSError):

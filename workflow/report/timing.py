@@ -1,4 +1,4 @@
-"""When each step of the run worked, and how much memory its largest process needed: from the logs of its jobs."""
+"""Start, end and peak memory of each step, from the logs of its jobs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +52,7 @@ class Work:
 
     @property
     def spread(self) -> tuple[float, Job] | None:
-        """Seconds of the median job, and the slowest one; None where there are too few jobs to tell."""
+        """Seconds of the median and of the slowest job; None if there are too few jobs."""
         if len(self.jobs) < _FEW:
             return None
         return float(np.median([job.seconds for job in self.jobs])), max(self.jobs, key=lambda job: job.seconds)
@@ -100,7 +100,7 @@ def _starts(model: Model, done: float) -> Iterator[Job]:
 
 
 def _works(path: Path, shards: int | None) -> Iterator[Work]:
-    """Of RULE.log, of RULE/0007.log for all shards together, or of RULE/NAME.log for each model."""
+    """The work of RULE.log, of all RULE/0007.log together, or of each model's RULE/NAME.log."""
     logs = sorted(path.glob("*.log")) if path.is_dir() else [path]
     jobs = [Job(log.stem, *found) for log in logs if "." not in log.stem and (found := job_log.read(log))]
     if not path.is_dir():
@@ -113,7 +113,7 @@ def _works(path: Path, shards: int | None) -> Iterator[Work]:
 
 
 def _is_left_over(label: str, shards: int | None) -> bool:
-    """Whether a log is of a shard that the run no longer has; `3`, unlike `0003`, is a part of all shards."""
+    """Whether a log is of a shard that the run no longer has; `3`, unlike `0003`, is not a shard."""
     return shards is not None and len(label) >= 4 and int(label) >= shards
 
 

@@ -14,5 +14,5 @@ def test_an_input_has_changed_if_its_content_has_whatever_its_time(tmp_path: Pat
     files[0].write_text("as it was ever")
     os.utime(files[0], (1, 1))
     assert first_change(read, files) == f"{files[0]}: changed since it was read", "of the same size, and older"
-    assert first_change(read, files[1:]) == f"{files[0]}: gone since the inputs were read"
+    assert first_change(read, files[1:]) == f"{files[0]}: missing since the inputs were read"
     assert first_change({}, files[1:]) == f"{files[1]}: new since the inputs were read"

@@ -96,7 +96,7 @@ def test_shards_of_another_tool_have_no_table_and_neither_has_the_whole(tmp_path
         index.add_document([1, 299])
     write_dataset(tmp_path / "all", [{"id": "1" * 16}])  # an older one must not stay
     merge_index([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
-    with pytest.raises(InputError, match=r"all\.docs: no such file: the dataset is from another tool"):
+    with pytest.raises(InputError, match=r"all\.docs: no such file: a dataset of another tool"):
         DocumentTable(tmp_path / "all")
 
 

@@ -64,7 +64,7 @@ def test_a_column_that_does_not_fit_and_a_damaged_file_are_one_line(
     path = write(named(tmp_path, kind), pa.table({"text": ["One.", None, "Three."] * 500, "n": [1, 2, 3] * 500}))
     with pytest.raises(InputError, match=r"no column 'body', but text, n; set text_key"):
         take(tmp_path, path, text_key="body")
-    with pytest.raises(InputError, match=r"column 'n' holds int64, no strings; set text_key to one of text, n"):
+    with pytest.raises(InputError, match=r"column 'n' is int64, no text; set text_key to one of text, n"):
         take(tmp_path, path, text_key="n")
     with pytest.raises(InputError, match=r"a\.\w+: row 2: no string under 'text'; 500 of 1500"):
         take(tmp_path, path)

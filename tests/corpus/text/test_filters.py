@@ -33,7 +33,7 @@ def test_the_default_rules_are_those_of_openwebtext_and_say_what_they_found() ->
 
 
 def test_a_name_that_is_no_filter_is_refused_with_the_closest_one() -> None:
-    with pytest.raises(ConfigError, match=r"clean\.filters: 'fine_web' is none of .*; fineweb\?"):
+    with pytest.raises(ConfigError, match=r"clean\.filters: 'fine_web' is not one of .*; fineweb\?"):
         filters(CleanSettings(filters=["c4", "fine_web"]))
 
 

@@ -30,7 +30,7 @@ from training.trace import Trace
 from workflow.cards.content import without_tombstones
 from workflow.provenance import remove as module
 from workflow.provenance.remove import main
-from workflow.provenance.takedown import Gone, redirected, remove_from
+from workflow.provenance.takedown import Removal, redirected, remove_from
 from workflow.snakefile import check_takedown
 
 RUN = Path("results/x")
@@ -130,7 +130,7 @@ def test_duplicates_that_stay_and_those_that_stay_out_are_named(run: Path) -> No
     said = called(main, "--urls", named(run, survivor), "--run", run).stdout
     assert all(f"\n{name} http" in said for name in displaced) and "dropped as its duplicate" in said
     named_duplicate = called(main, "--urls", named(run, displaced[0]), "--run", run).stdout
-    assert f"{survivor}: has the text of one of them" in named_duplicate
+    assert f"{survivor}: is a duplicate of one of them and is kept" in named_duplicate
 
 
 class Interrupted(BaseException):
@@ -157,7 +157,14 @@ def test_a_takedown_that_is_killed_anywhere_is_finished_by_the_next(run: Path, m
             return call
 
         with monkeypatch.context() as patch:
-            for name in ("remove_from", "_sign", "write_tombstones", "_withdraw", "write_text", "write_json"):
+            for name in (
+                "remove_from",
+                "_renew_signatures",
+                "write_tombstones",
+                "_withdraw",
+                "write_text",
+                "write_json",
+            ):
                 patch.setattr(module, name, counted(getattr(module, name)))
             patch.setattr(os, "utime", counted(os.utime))
             with suppress(Interrupted):
@@ -290,7 +297,7 @@ def test_removals_from_a_run_and_one_that_grows_it_end_alike_in_any_order(
     assert train_tiny(Path("b/config.yaml")) == 0
     one = tensors(model / "iter_0000012")
     for run, url, model_of, said in (
-        ("b", trace.tables[0][first[0].popitem()[0]].url, [], "a: b grows it, and it holds some of these documents"),
+        ("b", trace.tables[0][first[0].popitem()[0]].url, [], "a: b extends it, and it has some of these documents"),
         ("b", z.url, ["--model", "../made/b/models/tiny"], "was not trained on data of b"),
         ("a", x.url, [], "no step has seen"),
     ):
@@ -366,9 +373,9 @@ def test_a_page_that_was_redirected_to_a_named_one_is_that_one(tmp_path: Path) -
     address, other = "http://a.example/new", "http://a.example/old"
     document = {"id": document_id(other), "url": other, "final_url": address, "text": "x"}
     shard = write_shard(tmp_path / "pages/0000.jsonl.zst", [document, {**document, "id": "b" * 16, "final_url": other}])
-    gone = Gone([document_id(address)])
+    gone = Removal([document_id(address)])
     assert list(redirected(shard, gone)) == [document_id(other)]
-    assert remove_from(shard, Gone([document_id(other)]), shard) == 1
+    assert remove_from(shard, Removal([document_id(other)]), shard) == 1
     assert [row["id"] for row in read_shard(shard)] == ["b" * 16]
 
 
@@ -399,8 +406,8 @@ def test_pages_have_their_records_in_the_archive_before_and_after(tmp_path: Path
 
     assert requested() == addresses
     before = archive.read_bytes()
-    assert remove_from(archive, Gone([document_id(addresses[1])])) == 1 and archive.read_bytes() == before
-    assert remove_from(archive, Gone([document_id(addresses[1])]), archive) == 1
+    assert remove_from(archive, Removal([document_id(addresses[1])])) == 1 and archive.read_bytes() == before
+    assert remove_from(archive, Removal([document_id(addresses[1])]), archive) == 1
     assert requested() == [addresses[0], "", *addresses[2:]]
-    assert remove_from(archive, Gone([document_id(f"{URL}/")]), archive) == 1  # what http://old.example/ led to
+    assert remove_from(archive, Removal([document_id(f"{URL}/")]), archive) == 1  # what http://old.example/ led to
     assert requested() == [addresses[0], "", addresses[2], ""]

@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> Path:
     with document_writer(folder / "clean/rejects/0000.jsonl.zst", "clean") as write:
         for number in range(80, 100):
             more = {"url": "http://a.other.example/"} if number == 99 else {}
-            reasons = {"reason": "language", "finding": "de"} if number % 2 else {"reason": "short"}
+            reasons = {"reason": "language", "detail": "de"} if number % 2 else {"reason": "short"}
             write({**cleaned[number], **more, **reasons})
     return folder
 

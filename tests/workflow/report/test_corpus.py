@@ -27,7 +27,7 @@ def run_folder(folder: Path) -> Path:
     write_json(folder / "dedup/clusters.json", {"cluster_sizes": sizes, "largest_cluster": largest})
     sets = {"lambada": {"hits": 3, "documents": 2, "ngrams": 9, "ignored": 0}}
     figures = Stats("decontaminate", documents_in=12, documents_out=12).as_dict()
-    figures["examples"] = {"binary": [{"origin": "texts/a.txt", "finding": "binary data"}]}  # a file of ingest's
+    figures["examples"] = {"binary": [{"origin": "texts/a.txt", "detail": "binary data"}]}  # a file of ingest's
     write_json(folder / "decontaminate/0000.stats.json", {**figures, "evaluation_sets": sets})
     return folder
 
