@@ -114,7 +114,7 @@ def read_settings(workflow: Any) -> Settings:
     growing.check(settings)
     check_names(settings)
     check_files(settings)
-    patches.install(settings)
+    patches.install(workflow, settings)
     dag_jobs.parsed = (workflow, settings)
     os.environ[JOB_SETTINGS] = str(settings_path(settings))
     return settings
