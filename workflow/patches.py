@@ -2,20 +2,21 @@
 
 Three of its names are replaced, because 9.27.1, the newest release, has no public way:
 
-- `FilePersistence`: records of what each result was made with are kept in RUN/records, with paths below the run, so that
-  a run may be copied or renamed; and a run is locked by the kernel, so that no lock outlives a killed Snakemake. While
-  it is locked, bars show the progress of jobs (common.progress.watch), and Ctrl-C ends it with one line. The backends
-  that `--persistence-backend` chooses from are a closed list. See `RunRecords`.
-- `Job.remove_existing_output`, `Job.postprocess`: results of an earlier run stay until a job replaces them, because our
-  commands write them whole or not at all. `update()` would copy each result first, and `--keep-incomplete` records a
-  failed job as done.
+- `FilePersistence`: records of what each result was made with are kept in RUN/records, with paths below the run, so
+  that a run may be copied or renamed; and a run is locked by the kernel, so that no lock outlives a killed Snakemake.
+  While it is locked, bars show the progress of jobs, and Ctrl-C ends it with one line. See `RunRecords`.
+  `--persistence-backend` chooses from a closed list.
+- `Job.remove_existing_output`, `Job.postprocess`: results of an earlier run stay until a job replaces them, because
+  our commands write them whole or not at all. The flag `update` would copy each result first, and `--keep-incomplete`
+  records a failed job as done.
 
-The rest only listens to the events of Snakemake's log, as its logger plugins do:
+The rest listens to the events of Snakemake's log, as its logger plugins do. See `_Events`.
 
 - Before it starts or plans (-n), it says what a changed setting makes it do again (workflow/redone.py).
 - `-n --quiet` prints the table of jobs.
 - A job that ends with exit code 2 is not tried again: its input or settings are wrong.
-- The errors in the logs of failed jobs are the last lines on the terminal, whatever --quiet hides.
+
+When Python exits, the errors in the logs of failed jobs are the last lines on the terminal, whatever --quiet hides.
 """
 
 import atexit
@@ -97,8 +98,8 @@ class _Events(logging.Filter):
         elif event == LogEvent.JOB_ERROR:  # logged while the error is handled; its cause is a CalledProcessError
             cause = getattr(sys.exc_info()[1], "__context__", None)
             if getattr(cause, "returncode", None) == USER_ERROR:
-                for job in (job for job in workflow.scheduler.running if job.jobid == vars(record)["jobid"]):
-                    dag_jobs.give_up(job)
+                running = {job.jobid: job for job in list(workflow.scheduler.running)}
+                dag_jobs.give_up(running[vars(record)["jobid"]])
         return not (_interrupted.is_set() and record.levelno >= logging.ERROR)
 
 
