@@ -163,7 +163,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
             except InputError as error:
                 sys.exit(fail(error))
             workflow = self.dag.workflow
-            hidden = workflow.dryrun or {Quietness.ALL, Quietness.PROGRESS} & set(workflow.output_settings.quiet or ())
+            hidden = {Quietness.ALL, Quietness.PROGRESS} & set(workflow.output_settings.quiet or ())
             try:
                 with nullcontext() if hidden else watch(partial(running_steps, self.dag)):
                     for handler in logger.handlers:

@@ -15,7 +15,6 @@ from workflow import growing, snakefile
 from common import steps
 from corpus.index import content_of
 from common.files import REMOVED_IDS, find_inputs, sha256, shard_name
-from training.model_folder import is_finished
 
 settings = snakefile.read_settings(workflow)
 RUN = settings.run
@@ -88,32 +87,12 @@ def contents(model):
     }
 
 
-# Checks that end Snakemake in one line before any job runs. Input functions call them, because only the DAG knows which
-# jobs a run needs: a laptop builds no corpus for a model that it cannot train.
-
-
 @cache
-def check_contact():
-    """Pages are missing, and `scrape.contact` is empty."""
-    if not all(map(Path.exists, map(Path, expand(result("scrape"), shard=SHARDS)))):
-        snakefile.check_before_jobs(
-            workflow, lambda: snakefile.require_contact(settings)
-        )
+def check(action, *arguments):
+    """Call a check that may end Snakemake in one line, once and before any job runs, but not for a list or drawing.
 
-
-@cache
-def check_tasks(model):
-    """The evaluation of the model needs a package or tasks that are not there."""
-    if not Path(result("evaluate").format(model=model)).exists():
-        snakefile.check_before_jobs(
-            workflow, lambda: snakefile.check_evaluation(settings)
-        )
-
-
-@cache
-def check_model(model):
-    """The model needs memory, files or packages that it will not have, or is finished with other settings."""
-    snakefile.check_before_jobs(
-        workflow,
-        lambda: is_finished(settings, model) or snakefile.check_model(settings, model),
-    )
+    Input functions call it, because only the DAG knows which jobs a run needs: a laptop builds no corpus for a model that
+    it cannot train.
+    """
+    if workflow.is_main_process and workflow.executor_plugin is not None:
+        snakefile.or_exit(action)(settings, *arguments)

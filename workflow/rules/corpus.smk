@@ -44,7 +44,7 @@ rule blacklist:
 
 
 def urls_to_fetch(wildcards):
-    check_contact()
+    check(snakefile.check_contact)
     return result("blacklist")
 
 
