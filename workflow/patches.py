@@ -1,24 +1,34 @@
-"""Where this workflow needs another behaviour of Snakemake, which has no options for it.
+"""Where this workflow needs another behaviour of Snakemake.
 
-- Records of what each result was made with are kept in RUN/records, with paths below the run, so that a run may be
-  copied or renamed; and a run is locked by the kernel, so that no lock outlives a killed Snakemake. See `RunRecords`.
-- Results of an earlier run stay until a job replaces them: our commands write them whole or not at all.
+Three of its names are replaced, because 9.27.1, the newest release, has no public way:
+
+- `FilePersistence`: records of what each result was made with are kept in RUN/records, with paths below the run, so
+  that a run may be copied or renamed; and a run is locked by the kernel, so that no lock outlives a killed Snakemake.
+  While it is locked, bars show the progress of jobs, and Ctrl-C ends it with one line. See `RunRecords`.
+  `--persistence-backend` chooses from a closed list.
+- `Job.remove_existing_output`, `Job.postprocess`: results of an earlier run stay until a job replaces them, because
+  our commands write them whole or not at all. The flag `update` would copy each result first, and `--keep-incomplete`
+  records a failed job as done.
+
+The rest listens to the events of Snakemake's log, as its logger plugins do. See `_Events`.
+
 - Before it starts or plans (-n), it says what a changed setting makes it do again (workflow/redone.py).
-- A job that ends with exit code 2 is not tried again: its input or settings are wrong.
-- It shows the progress of running jobs (common.progress.watch), and Ctrl-C ends it with one line.
-- The errors in the logs of failed jobs are the last lines on the terminal, whatever --quiet hides.
 - `-n --quiet` prints the table of jobs.
+- A job that ends with exit code 2 is not tried again: its input or settings are wrong.
+
+When Python exits, the errors in the logs of failed jobs are the last lines on the terminal, whatever --quiet hides.
 """
 
 import atexit
 import base64
 import json
+import logging
 import os
 import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
@@ -30,6 +40,7 @@ from snakemake.logging import logger
 from snakemake.persistence.file import FilePersistence
 from snakemake.settings.enums import Quietness
 from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_logger_plugins.common import LogEvent
 
 from cluster.corpus_jobs import dag_jobs
 from common import run_card, steps
@@ -46,17 +57,12 @@ _ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")
 _TAIL, _MOST = 65_536, 10  # bytes of a log that are searched, errors that are printed
 
 
-def install(settings: Settings) -> None:
-    """Replace the methods; call it when the Snakefile is parsed."""
+def install(workflow: Any, settings: Settings) -> None:
+    """Replace the names and listen; call it when the Snakefile is parsed."""
     import snakemake.workflow
-    from snakemake.dag import DAG
-    from snakemake.executors.local import Executor
     from snakemake.jobs import Job
 
-    remove, finish, report = Job.remove_existing_output, Job.postprocess, Executor._callback
-    count, announced, shown = DAG.stats, cache(partial(redone.announce, settings)), cache(say)
-    log_error, failed = Job.log_error, dict[Any, str]()
-    atexit.register(print_errors, failed)
+    remove, finish = Job.remove_existing_output, Job.postprocess
 
     async def remove_existing_output(job: Any) -> None:
         if job.rule.name == "train":  # done.json says that it ended
@@ -65,33 +71,36 @@ def install(settings: Settings) -> None:
     async def postprocess(job: Any, *arguments: Any, error: bool = False, **named: Any) -> None:
         if not error:  # otherwise the results of an earlier run would be removed
             await finish(job, *arguments, **named)
-            failed.pop(job, None)  # a retry was well
 
-    def callback(executor: Any, info: Any, future: Any) -> None:
-        if _interrupted.is_set() and future.exception() is not None:
-            return  # nobody asks why it failed
-        cause = getattr(future.exception(), "__context__", None)  # the CalledProcessError of the command
-        if getattr(cause, "returncode", None) == USER_ERROR:
-            dag_jobs.give_up(info.job)
-        report(executor, info, future)
-
-    def log_error_of(job: Any, *arguments: Any, **named: Any) -> None:
-        failed[job] = error_in(job.log)
-        log_error(job, *arguments, **named)
-
-    def stats(dag: Any) -> Any:
-        announced(dag)  # the DAG is complete, and no job has started
-        table, counts = count(dag)
-        if dag.workflow.dryrun and Quietness.PROGRESS in (dag.workflow.output_settings.quiet or ()):
-            shown(table)
-        return table, counts
-
-    DAG.stats = stats
     snakemake.workflow.FilePersistence = partial(RunRecords, settings)
     Job.remove_existing_output, Job.postprocess = remove_existing_output, postprocess
-    Executor._callback, Job.log_error = callback, log_error_of
+    logger.addFilter(_Events(workflow, settings))
+    atexit.register(print_errors, workflow)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+
+
+class _Events(logging.Filter):
+    """Sees each event before it is printed."""
+
+    def __init__(self, workflow: Any, settings: Settings) -> None:
+        super().__init__()
+        self._workflow = workflow
+        self._announce, self._say = cache(partial(redone.announce, settings)), cache(say)  # a dry run counts jobs twice
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the event is printed: after Ctrl-C, nobody asks why a job failed."""
+        event, workflow = getattr(record, "event", None), self._workflow
+        if event == LogEvent.RUN_INFO:  # the DAG is complete, and no job has started
+            self._announce(workflow.dag)
+            if workflow.dryrun and Quietness.PROGRESS in (workflow.output_settings.quiet or ()):
+                self._say(record.getMessage())
+        elif event == LogEvent.JOB_ERROR:  # logged while the error is handled; its cause is a CalledProcessError
+            cause = getattr(sys.exc_info()[1], "__context__", None)
+            if getattr(cause, "returncode", None) == USER_ERROR:
+                running = {job.jobid: job for job in list(workflow.scheduler.running)}
+                dag_jobs.give_up(running[vars(record)["jobid"]])
+        return not (_interrupted.is_set() and record.levelno >= logging.ERROR)
 
 
 def error_in(logs: Iterator[str]) -> str:
@@ -105,10 +114,11 @@ def error_in(logs: Iterator[str]) -> str:
     return ""
 
 
-def print_errors(failed: Mapping[Any, str]) -> None:
+def print_errors(workflow: Any) -> None:
     """Print the errors of failed jobs to stderr, when Snakemake has said everything else."""
-    lines = [line for line in failed.values() if line]
-    print(*lines[-_MOST:], sep="\n", end="\n" * bool(lines), file=sys.stderr)
+    failed = sorted(workflow.scheduler.failed, key=lambda job: job.jobid) if workflow.scheduler else ()
+    lines = list(filter(None, (error_in(job.log) for job in failed)))[-_MOST:]
+    print(*lines, sep="\n", end="\n" * bool(lines), file=sys.stderr)
 
 
 class _Interrupt(SystemExit, KeyboardInterrupt):
@@ -153,7 +163,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
             except InputError as error:
                 sys.exit(fail(error))
             workflow = self.dag.workflow
-            hidden = workflow.dryrun or {Quietness.ALL, Quietness.PROGRESS} & set(workflow.output_settings.quiet or ())
+            hidden = {Quietness.ALL, Quietness.PROGRESS} & set(workflow.output_settings.quiet or ())
             try:
                 with nullcontext() if hidden else watch(partial(running_steps, self.dag)):
                     for handler in logger.handlers:

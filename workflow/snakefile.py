@@ -33,12 +33,12 @@ from common.config import (
 )
 from common.console import fail, say, warn
 from common.errors import ConfigError, ToolkitError
-from common.files import REMOVED_IDS, find_inputs, read_json, write_json
+from common.files import REMOVED_IDS, find_inputs, read_json, shard_paths, write_json
 from common.settings import Settings, closest
 from common.tokenizer import Tokenizer, vocabulary_files
 from training.huggingface.config import check_finetune
 from training.metrics.boards import check_boards
-from training.model_folder import newest_iteration
+from training.model_folder import is_finished, newest_iteration
 from training.planning.fit import prepare
 from training.planning.machines import machine
 from workflow import growing, patches
@@ -114,16 +114,10 @@ def read_settings(workflow: Any) -> Settings:
     growing.check(settings)
     check_names(settings)
     check_files(settings)
-    patches.install(settings)
+    patches.install(workflow, settings)
     dag_jobs.parsed = (workflow, settings)
     os.environ[JOB_SETTINGS] = str(settings_path(settings))
     return settings
-
-
-def check_before_jobs(workflow: Any, check: Callable[[], object]) -> None:
-    """Call `check` if this Snakemake runs or plans jobs (-n); a ToolkitError becomes one line and exit code 2."""
-    if workflow.is_main_process and workflow.executor_plugin is not None:  # None of a list, a drawing, --unlock
-        or_exit(check)()
 
 
 def check_names(settings: Settings) -> None:
@@ -175,8 +169,10 @@ def own_tokenizer(settings: Settings) -> Tokenizer | None:
 def check_model(settings: Settings, name: str) -> None:
     """Check what the training of a model needs besides data: memory, vocabulary, initial weights, Weights & Biases.
 
-    Raises ToolkitError.
+    Raises ToolkitError, also if the model is finished with other settings.
     """
+    if is_finished(settings, name):
+        return
     model, tokenizer = settings.models[name], own_tokenizer(settings)
     prepare(settings, name)
     if tokenizer and not model.data and model.model.vocab_size != tokenizer.vocab_size:
@@ -191,9 +187,11 @@ def check_model(settings: Settings, name: str) -> None:
         check_finetune(model.model, name, start, tokenizer)
 
 
-def require_contact(settings: Settings) -> None:
+def check_contact(settings: Settings) -> None:
     """Raise ConfigError if the web would be scraped without scrape.contact; corpus.scrape checks every host."""
-    if not (settings.scrape.contact or settings.scrape.resolve or settings.site):
+    needless = settings.scrape.contact or settings.scrape.resolve or settings.site
+    pages = shard_paths(settings.run / steps.named("scrape").folder, settings.shards, ".jsonl.zst")
+    if not needless and not all(map(Path.exists, pages)):
         raise ConfigError("scrape.contact is empty: set a mail address or page for site owners to scrape the web")
 
 

@@ -1,8 +1,11 @@
 # The validated settings, and the names that several rule files use.
 #
-# Every step reads the settings file named by $URLS_TO_GPT2_SETTINGS, which never changes. `params` holds the settings
-# that an output depends on, as plain data, which Snakemake compares to decide what to run again. A param that must not
-# cause a rerun is a Path or a function of `output`, because Snakemake records neither. Every path is quoted (:q).
+# A rule is what goes in, what comes out, and a command line. Snakemake records `input` and `params`, and runs a job again
+# if they differ. It does not compare command lines (rerun-triggers in profiles/default). So what an output depends on is a
+# param, as plain data; a value that must not cause a rerun is a global name in the command line, such as {RUN} or
+# {settings.evaluate.batch}, and never a param. A removed param is a change, too: all finished runs would repeat the rule.
+#
+# Every step reads the settings file named by $URLS_TO_GPT2_SETTINGS, which never changes. Every path is quoted (:q).
 
 import shlex
 from functools import cache
@@ -12,11 +15,14 @@ from workflow import growing, snakefile
 from common import steps
 from corpus.index import content_of
 from common.files import REMOVED_IDS, find_inputs, sha256, shard_name
-from training.model_folder import is_finished
 
 settings = snakefile.read_settings(workflow)
 RUN = settings.run
 SHARDS = [shard_name(shard) for shard in range(settings.shards)]
+# Keeps out what was removed from this run and from those that it grows.
+REMOVED = "--removed " + shlex.join(
+    str(run / REMOVED_IDS) for run in (*settings.base, RUN)
+)
 
 
 wildcard_constraints:
@@ -48,11 +54,6 @@ def earlier(step):
     """The options that leave out what the runs that this one grows have read; they may leave nothing."""
     paths = growing.known(step, settings)
     return f"--allow-empty --known {shlex.join(map(str, paths))}" if paths else ""
-
-
-def removed(wildcards, output):
-    """The option that keeps out what was removed from this run and from those that it grows."""
-    return f"--removed {shlex.join(str(run / REMOVED_IDS) for run in (*settings.base, RUN))}"
 
 
 def runtime(rule, minutes):
@@ -87,34 +88,11 @@ def contents(model):
 
 
 @cache
-def may_fetch():
-    """True; ends Snakemake in one line if pages are missing and `scrape.contact` is empty, before any job runs."""
-    if not all(map(Path.exists, map(Path, expand(result("scrape"), shard=SHARDS)))):
-        snakefile.check_before_jobs(
-            workflow, lambda: snakefile.require_contact(settings)
-        )
-    return True
+def check(action, *arguments):
+    """Call a check that may end Snakemake in one line, once and before any job runs, but not for a list or drawing.
 
-
-@cache
-def has_tasks(model):
-    """True; ends Snakemake in one line if the evaluation of the model needs a package or tasks that are not there."""
-    if not Path(result("evaluate").format(model=model)).exists():
-        snakefile.check_before_jobs(
-            workflow, lambda: snakefile.check_evaluation(settings)
-        )
-    return True
-
-
-@cache
-def fits(model):
-    """True; ends Snakemake in one line if the model needs memory, files or packages that it will not have.
-
-    Also if it is finished with other settings. Asked when the DAG is built: a laptop builds no corpus for a model that
+    Input functions call it, because only the DAG knows which jobs a run needs: a laptop builds no corpus for a model that
     it cannot train.
     """
-    snakefile.check_before_jobs(
-        workflow,
-        lambda: is_finished(settings, model) or snakefile.check_model(settings, model),
-    )
-    return True
+    if workflow.is_main_process and workflow.executor_plugin is not None:
+        snakefile.or_exit(action)(settings, *arguments)

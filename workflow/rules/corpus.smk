@@ -35,19 +35,29 @@ rule blacklist:
         settings=keys("blacklist"),
         lists=hashes(settings.blacklist.domain_lists),
         urls=settings.urls,
-        folder=RUN / "urls",
         shards=settings.shards,
         known=earlier("blacklist"),
-        removed=removed,
     shell:
         'python -m corpus.blacklist --config "$URLS_TO_GPT2_SETTINGS" --input {params.urls:q} '
-        "--output-dir {params.folder:q} --shards {params.shards} --rejects {output.rejects:q} "
-        "--stats {output.stats:q} --workers {threads} {params.known} {params.removed} > {log:q} 2>&1"
+        "--output-dir {RUN:q}/urls --shards {params.shards} --rejects {output.rejects:q} "
+        "--stats {output.stats:q} --workers {threads} {params.known} {REMOVED} > {log:q} 2>&1"
+
+
+def urls_to_fetch(wildcards):
+    check(snakefile.check_contact)
+    return result("blacklist")
+
+
+ARCHIVE = (
+    "--archive {RUN:q}/pages/{wildcards.shard}.warc.gz"
+    if settings.scrape.archive
+    else ""
+)
 
 
 rule scrape:
     input:
-        urls=lambda wildcards: [result("blacklist")] if may_fetch() else [],
+        urls=urls_to_fetch,
         site=[settings.site / "site.json"] if settings.site else [],
     output:
         pages=result("scrape"),
@@ -75,15 +85,10 @@ rule scrape:
             if settings.site
             else ""
         ),
-        archive=lambda wildcards, output: (
-            f"--archive {quote(f'{RUN}/pages/{wildcards.shard}.warc.gz')}"
-            if settings.scrape.archive
-            else ""
-        ),
     shell:
         '{params.serve} python -m corpus.scrape --config "$URLS_TO_GPT2_SETTINGS" --urls {params.urls:q} '
         "--output {output.pages:q} --rejects {params.rejects:q} --stats {params.stats:q} --workers {threads} "
-        "--allow-empty {params.resolve} {params.archive} > {log:q} 2>&1"
+        "--allow-empty {params.resolve} " + ARCHIVE + " > {log:q} 2>&1"
 
 
 rule ingest:
@@ -99,15 +104,13 @@ rule ingest:
         runtime=runtime("ingest", 24 * 60),
     params:
         settings=keys("ingest"),
-        folder=RUN / "ingest",
         shards=settings.shards,
         rejects=rejects("ingest"),
         known=earlier("ingest"),
-        removed=removed,
     shell:
-        'python -m corpus.ingest --config "$URLS_TO_GPT2_SETTINGS" --output-dir {params.folder:q} '
+        'python -m corpus.ingest --config "$URLS_TO_GPT2_SETTINGS" --output-dir {RUN:q}/ingest '
         "--shards {params.shards} --rejects {params.rejects:q} --stats {output.stats:q} --workers {threads} "
-        "{params.known} {params.removed} > {log:q} 2>&1"
+        "{params.known} {REMOVED} > {log:q} 2>&1"
 
 
 # A name that does not exist is an error before any job.
@@ -169,10 +172,9 @@ if settings.repeats.units:
             runtime=runtime("repeats_sum", 24 * 60),
         params:
             settings=keys("repeats_sum"),
-            folder=RUN / "repeats/work",
             shards=len(SHARDS),
         shell:
-            'python -m corpus.repeats sum --config "$URLS_TO_GPT2_SETTINGS" --units {params.folder:q} '
+            'python -m corpus.repeats sum --config "$URLS_TO_GPT2_SETTINGS" --units {RUN:q}/repeats/work '
             "--shards {params.shards} --output {output.repeats:q} > {log:q} 2>&1"
 
     rule repeats:
@@ -232,10 +234,9 @@ if settings.decontaminate.files:
             mem_mb=4000,
             runtime=runtime("decontaminate_sum", 60),
         params:
-            folder=RUN / "decontaminate",
             shards=len(SHARDS),
         shell:
-            "python -m corpus.decontaminate sum --counts {params.folder:q} --shards {params.shards} "
+            "python -m corpus.decontaminate sum --counts {RUN:q}/decontaminate --shards {params.shards} "
             "--output {output.counts:q} > {log:q} 2>&1"
 
     rule decontaminate:
@@ -277,10 +278,9 @@ if settings.train_tokenizer.vocab_size:
             runtime=runtime("train_tokenizer", 24 * 60),
         params:
             settings=keys("train_tokenizer"),
-            folder=RUN / "tokenizer",
         shell:
             'python -m corpus.train_tokenizer --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} '
-            "--output-dir {params.folder:q} --stats {output.stats:q} --workers {threads} > {log:q} 2>&1"
+            "--output-dir {RUN:q}/tokenizer --stats {output.stats:q} --workers {threads} > {log:q} 2>&1"
 
 
 VOCABULARY = [
@@ -332,12 +332,10 @@ rule merge_index:
         mem_mb=2000,
         runtime=runtime("merge_index", 240),
     params:
-        folder=RUN / "tokens",
         shards=len(SHARDS),
-        prefix=settings.dataset_prefix,
     shell:
-        "python -m corpus.merge_index --inputs {params.folder:q} --shards {params.shards} "
-        "--output-prefix {params.prefix:q} --stats {output.stats:q} > {log:q} 2>&1"
+        "python -m corpus.merge_index --inputs {RUN:q}/tokens --shards {params.shards} "
+        "--output-prefix {settings.dataset_prefix:q} --stats {output.stats:q} > {log:q} 2>&1"
 
 
 rule corpus:

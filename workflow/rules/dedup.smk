@@ -1,8 +1,6 @@
 # The phases of deduplication: one job per shard for signatures and filter, `dedup.jobs` jobs for bands and for verify,
 # one job for clusters. Signatures stay: a later run compares its documents with them (`dedup.against`).
 
-from pathlib import Path
-
 from corpus.dedup.signatures import content_of as content_of_earlier
 
 
@@ -18,6 +16,13 @@ PARTS = [
 ]
 EARLIER = snakefile.or_exit(content_of_earlier)(settings.dedup.against)
 JOBS = min(settings.dedup.jobs, len(PARTS))
+
+
+def parts(job):
+    """The parts that a job computes, as the command line names them."""
+    return " ".join(f"{part}/{len(PARTS)}" for part in PARTS[job::JOBS])
+
+
 # 1,000 MB for Python and its libraries, plus the data that grows with the corpus
 MEMORY_MB = 1000 + int(1000 * settings.dedup.memory_gb)
 
@@ -34,10 +39,9 @@ rule dedup_signatures:
         runtime=runtime("dedup_signatures", 240),
     params:
         settings=keys("dedup_signatures"),
-        folder=WORK,
     shell:
         'python -m corpus.dedup signatures --config "$URLS_TO_GPT2_SETTINGS" --input {input:q} '
-        "--work {params.folder:q} --workers {threads} > {log:q} 2>&1"
+        "--work {WORK:q} --workers {threads} > {log:q} 2>&1"
 
 
 # One file that stands for all signatures, so that they are not inputs of every job of the next rule.
@@ -65,14 +69,10 @@ for job in range(JOBS):
         params:
             parts_of_columns=len(PARTS),
             earlier=EARLIER,
-            folder=WORK,
             shards=len(SHARDS),
-            parts=lambda wildcards, output: [
-                f"{Path(path).stem}/{len(PARTS)}" for path in output
-            ],
         shell:
-            'python -m corpus.dedup bands --config "$URLS_TO_GPT2_SETTINGS" --work {params.folder:q} '
-            "--shards {params.shards} --part {params.parts} > {log:q} 2>&1"
+            'python -m corpus.dedup bands --config "$URLS_TO_GPT2_SETTINGS" --work {WORK:q} '
+            "--shards {params.shards} --part " + parts(job) + " > {log:q} 2>&1"
 
     # It also reads the signatures and the shards, which exist before the pairs.
     rule:
@@ -89,14 +89,10 @@ for job in range(JOBS):
             runtime=runtime("dedup_verify", 12 * 60),
         params:
             settings=keys("dedup_clusters"),
-            folder=WORK,
             shards=len(SHARDS),
-            parts=lambda wildcards, output: [
-                f"{Path(path).stem}/{len(PARTS)}" for path in output
-            ],
         shell:
-            'python -m corpus.dedup verify --config "$URLS_TO_GPT2_SETTINGS" --work {params.folder:q} '
-            "--shards {params.shards} --part {params.parts} > {log:q} 2>&1"
+            'python -m corpus.dedup verify --config "$URLS_TO_GPT2_SETTINGS" --work {WORK:q} '
+            "--shards {params.shards} --part " + parts(job) + " > {log:q} 2>&1"
 
 
 rule dedup_clusters:
@@ -120,10 +116,9 @@ rule dedup_clusters:
     params:
         settings=keys("dedup_clusters"),
         earlier=EARLIER,
-        folder=WORK,
         shards=len(SHARDS),
     shell:
-        'python -m corpus.dedup clusters --config "$URLS_TO_GPT2_SETTINGS" --work {params.folder:q} '
+        'python -m corpus.dedup clusters --config "$URLS_TO_GPT2_SETTINGS" --work {WORK:q} '
         "--shards {params.shards} --stats {output.stats:q} > {log:q} 2>&1"
 
 
@@ -139,9 +134,7 @@ rule dedup:
         mem_mb=2000,
         runtime=runtime("dedup", 240),
     params:
-        work=WORK,
-        folder=RUN / "dedup",
         stats=stats("dedup"),
     shell:
-        "python -m corpus.dedup filter --input {input.documents:q} --work {params.work:q} "
-        "--output-dir {params.folder:q} --stats {params.stats:q} > {log:q} 2>&1"
+        "python -m corpus.dedup filter --input {input.documents:q} --work {WORK:q} "
+        "--output-dir {RUN:q}/dedup --stats {params.stats:q} > {log:q} 2>&1"

@@ -10,7 +10,5 @@ rule demo_site:
     resources:
         mem_mb=500,
         runtime=runtime("demo_site", 5),
-    params:
-        folder=RUN / "site",
     shell:
-        "python -m workflow.demo.build --output {params.folder:q} > {log:q} 2>&1"
+        "python -m workflow.demo.build --output {RUN:q}/site > {log:q} 2>&1"

@@ -9,15 +9,30 @@ localrules:
     train,
 
 
+def made_data(model, *suffixes):
+    """The files of a model's datasets that rules of this run make."""
+    return made_here(
+        f"{source.prefix}.{suffix}"
+        for source in settings.datasets(model)
+        for suffix in suffixes
+    )
+
+
+def data_to_train(wildcards):
+    check(snakefile.check_model, wildcards.model)
+    return made_data(wildcards.model, "bin", "idx")
+
+
+def data_to_evaluate(wildcards):
+    if not Path(result("evaluate").format(model=wildcards.model)).exists():
+        check(snakefile.check_evaluation)
+    return made_data(wildcards.model, "idx")
+
+
 # Only done.json is declared: Snakemake deletes declared outputs before a retry, and checkpoints must survive it.
 rule train:
     input:
-        lambda wildcards: made_here(
-            f"{source.prefix}.{suffix}"
-            for source in settings.datasets(wildcards.model)
-            for suffix in ("bin", "idx")
-            if fits(wildcards.model)
-        ),
+        data_to_train,
         # A model merged by this workflow, or an existing one.
         start=lambda wildcards: [
             f"{folder}/config.json"
@@ -65,23 +80,20 @@ rule merge:
             settings.models[wildcards.model].model
         ),
         runtime=runtime("merge", 60),
-    params:
-        run=subpath(input.done, parent=True),  # renamed, every finished merge would run again
-        folder=subpath(output.config, parent=True),
     shell:
-        "python -m convert.merge_mp --checkpoint {params.run:q} --output {params.folder:q} --force > {log:q} 2>&1"
+        "python -m convert.merge_mp --checkpoint {RUN:q}/models/{wildcards.model} "
+        "--output {RUN:q}/merged/{wildcards.model} --force > {log:q} 2>&1"
 
 
-def evaluated_tasks() -> str:
-    """The options of training.evaluate for lm-evaluation-harness."""
-    wanted = settings.evaluate
-    options = ["--tasks", *wanted.tasks] if wanted.tasks else []
-    options += ["--task-dir", str(wanted.task_dir)] if wanted.task_dir else []
-    options += ["--max-samples", str(wanted.max_samples)] if wanted.max_samples else []
-    return join(options)
+# The options of training.evaluate for lm-evaluation-harness
+TASKS = f"--tasks {join(settings.evaluate.tasks)} " if settings.evaluate.tasks else ""
+if settings.evaluate.task_dir:
+    TASKS += f"--task-dir {quote(str(settings.evaluate.task_dir))} "
+if settings.evaluate.max_samples:
+    TASKS += f"--max-samples {settings.evaluate.max_samples}"
 
 
-def task_files():
+def task_files(wildcards):
     """The hash of each file of `evaluate.task_dir`, except what Python compiles there, for `params`."""
     folder = settings.evaluate.task_dir
     files = sorted(folder.rglob("*")) if folder else []
@@ -95,11 +107,7 @@ def task_files():
 rule evaluate:
     input:
         weights=RUN / "merged/{model}/model.safetensors",
-        datasets=lambda wildcards: made_here(
-            f"{source.prefix}.idx"
-            for source in settings.datasets(wildcards.model)
-            if has_tasks(wildcards.model)
-        ),
+        datasets=data_to_evaluate,
     output:
         result=report(
             result("evaluate"),
@@ -120,26 +128,25 @@ rule evaluate:
             1 if settings.cluster_of(wildcards.model).gpus_per_node else 0
         ),
     params:
-        model=subpath(input.weights, parent=True),
         settings=lambda wildcards: keys("evaluate", wildcards.model),
         datasets=lambda wildcards: [
             str(source.prefix) for source in settings.datasets(wildcards.model)
         ],
-        batch=lambda wildcards, output: settings.evaluate.batch,
-        tasks=lambda wildcards, output: evaluated_tasks(),
-        task_files=lambda wildcards: task_files(),
+        task_files=task_files,
     shell:
-        "python -m training.evaluate --checkpoint {params.model:q} --data {params.datasets:q} "
-        "--split {params.settings[split]:q} --part valid --max-tokens {params.settings[evaluate][max_tokens]} --batch {params.batch} {params.tasks} --output {output.result:q} > {log:q} 2>&1"
+        "python -m training.evaluate --checkpoint {RUN:q}/merged/{wildcards.model} --data {params.datasets:q} "
+        "--split {params.settings[split]:q} --part valid --max-tokens {params.settings[evaluate][max_tokens]} --batch {settings.evaluate.batch} {TASKS} --output {output.result:q} > {log:q} 2>&1"
+
+
+STOPS = " ".join(f"--stop={quote(text)}" for text in settings.generate.stop)
+SOURCES = "--sources" if settings.generate.sources else ""
 
 
 rule generate:
     input:
         weights=RUN / "merged/{model}/model.safetensors",
-        datasets=lambda wildcards: made_here(
-            f"{source.prefix}.idx"
-            for source in settings.datasets(wildcards.model)
-            if settings.generate.sources
+        datasets=lambda wildcards: (
+            made_data(wildcards.model, "idx") if settings.generate.sources else []
         ),
     output:
         sample=report(
@@ -158,20 +165,12 @@ rule generate:
         ),
         runtime=runtime("generate", 60),
     params:
-        model=subpath(input.weights, parent=True),
         settings=keys("generate")["generate"],
-        prompt=lambda wildcards, output: quote(settings.generate.prompt),
-        stop=lambda wildcards, output: " ".join(
-            f"--stop={quote(text)}" for text in settings.generate.stop
-        ),
-        sources=lambda wildcards, output: (
-            "--sources" if settings.generate.sources else ""
-        ),
     shell:
-        "python -m training.generate --checkpoint {params.model:q} --prompt={params.prompt} "
+        "python -m training.generate --checkpoint {RUN:q}/merged/{wildcards.model} --prompt={settings.generate.prompt:q} "
         "--max-tokens {params.settings[max_tokens]} --temperature {params.settings[temperature]} "
         "--top-k {params.settings[top_k]} --top-p {params.settings[top_p]} --repetition-penalty {params.settings[repetition_penalty]} --seed {params.settings[seed]} "
-        "--samples {params.settings[samples]} {params.stop} {params.sources} "
+        "--samples {params.settings[samples]} {STOPS} {SOURCES} "
         "--output {output.sample:q} --allow-no-tokenizer > {log:q} 2>&1"
 
 

@@ -25,10 +25,8 @@ rule report:
     resources:
         mem_mb=2000,
         runtime=runtime("report", 10),
-    params:
-        run=RUN,
     shell:
-        'python -m workflow.report --run {params.run:q} --config "$URLS_TO_GPT2_SETTINGS" --output {output.page:q} > {log:q} 2>&1'
+        'python -m workflow.report --run {RUN:q} --config "$URLS_TO_GPT2_SETTINGS" --output {output.page:q} > {log:q} 2>&1'
 
 
 # Dataset card, Croissant metadata, and per trained model a model card and the public summary of training content. No part
@@ -49,7 +47,5 @@ rule cards:
     resources:
         mem_mb=4000,
         runtime=runtime("cards", 60),
-    params:
-        run=RUN,
     shell:
-        "python -m workflow.cards --run {params.run:q} > {log:q} 2>&1"
+        "python -m workflow.cards --run {RUN:q} > {log:q} 2>&1"
