@@ -1,1 +1,1 @@
-from tests.training.test_trace import model  # noqa: F401 - a fixture
+from tests.workflow.provenance.test_trace import model  # noqa: F401 - a fixture

@@ -4,11 +4,10 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from tests.training.test_trace import CONSUMED, SEQ_LEN, WIDTH, replay
-
 from common.files import read_json
 from corpus.index import suffixed
 from corpus.index.documents import DocumentWriter
+from tests.workflow.provenance.test_trace import CONSUMED, SEQ_LEN, WIDTH, replay
 from training.trace import Trace
 from workflow.cards.content import read_content, targets_read
 

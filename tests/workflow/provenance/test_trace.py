@@ -20,7 +20,8 @@ from tests.training.helpers import Capsys, write_config
 from training.dataset.batches import micro_batches
 from training.dataset.blend import open_splits
 from training.dataset.corpus import Span
-from training.trace import Trace, main
+from training.trace import Trace
+from workflow.provenance.trace import main
 
 SEQ_LEN, WIDTH = 16, 100  # token = 100 x document + its index: every token says where it stands
 CHANGE, TRAINED = 5, 23  # iterations: 4 samples each, then 6
