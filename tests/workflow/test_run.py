@@ -69,6 +69,7 @@ def kill_and_finish(finished: Path, folder: Path, moment: Callable[[], bool], *a
     assert not list((folder / "results").rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_neither_a_kill_while_it_fetches_nor_the_number_of_workers_changes_a_byte(
     finished_run: Path, tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(finished_run: Path,
     kill_and_finish(finished_run, tmp_path, lambda: time.monotonic() > end)
 
 
+@pytest.mark.slow
 def test_the_number_of_shards_changes_no_survivor(finished_run: Path, tmp_path: Path) -> None:
     (tmp_path / "site").symlink_to(finished_run / "site")
     configure(tmp_path, shards=1)
