@@ -1,7 +1,6 @@
 """Whole runs of the corpus steps: what they make, and that no kill and no number of workers or shards changes it."""
 
 import random
-import shutil
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -82,17 +81,3 @@ def test_the_number_of_shards_changes_no_survivor(finished_run: Path, tmp_path: 
         for run in (tmp_path, finished_run)
     )
     assert ours == theirs and len(ours) > CHAPTERS
-
-
-def test_a_corpus_that_ends_empty_stops_the_run_with_the_reason(finished_run: Path, tmp_path: Path) -> None:
-    folder, made_later = tmp_path / "pages", ("tokens", "dataset", "models", "merged", "evaluation", "samples")
-    shutil.copytree(finished_run, folder, symlinks=True, ignore=shutil.ignore_patterns(*pipeline.LINKED, *made_later))
-    configure(folder, tokenize={"min_tokens": 100000})
-    result = pipeline.snakemake(folder, *DATASET[3:])
-    output = result.stdout + result.stderr
-    assert result.returncode != 0 and "Error in rule merge_index" in output and "Traceback" not in output
-    assert (
-        "no documents in 2 shard(s); of 17 in results/x/tokens, all were dropped (17 short)" in output
-        and "rule scrape" not in output
-    )
-    assert not list((folder / "results/x").rglob("dataset/*_document.*"))
