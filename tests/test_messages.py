@@ -41,7 +41,7 @@ MISTAKES = f"""
     convert.merge_mp --checkpoint folder --output data                              | data/cut.bin
     cluster.status none                                                             | none
     cluster.logs folder                                                             | folder
-    workflow.report --run none --output out.html                                             | none
+    workflow.report --run none --output out.html                                    | none
 """
 CASES = [tuple(part.strip() for part in line.split(" | ")) for line in MISTAKES.strip().splitlines()]
 
