@@ -38,7 +38,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Once = Callable[[str, Callable[[Path], object]], Path]
 
 
-# These begin first, so that none of them is left over at the end. test_all.py builds `finished_run` for the last one.
+# These begin first, so that none of them is left over at the end. test_all.py builds `finished_run`.
 LONGEST = (
     "workflow/test_all.py",
     "slurm/test_training.py",

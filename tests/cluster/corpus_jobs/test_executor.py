@@ -440,6 +440,7 @@ def test_snakemake_survives_a_lost_terminal_and_failed_shards(site: Site) -> Non
     assert not Path("results/x/slurm").exists(), "a run that ended normally leaves no records"
 
 
+@pytest.mark.slow  # 14 s of CPU; tests/slurm/test_corpus.py does it with Slurm's own daemons
 def test_the_corpus_made_by_slurm_jobs_has_the_bytes_of_the_one_made_here(site: Site, finished_run: Path) -> None:
     for name in ("site", "slurm"):
         Path(name).symlink_to(finished_run / name if name == "site" else ROOT / name)
