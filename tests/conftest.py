@@ -38,21 +38,17 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Once = Callable[[str, Callable[[Path], object]], Path]
 
 
-# These begin first, so that none of them is left over at the end. test_all.py builds `finished_run`, and the last four
-# need it: by then it is there.
+# These begin first, so that none of them is left over at the end. test_all.py builds `finished_run`.
 LONGEST = (
     "workflow/test_all.py",
     "slurm/test_training.py",
     "cluster/test_local.py",
-    "kernels/test_nvcc.py",
     "tests/test_ledger.py",
     "training/test_parity.py",
     "workflow/test_snakefile.py",
-    "training/monitoring/test_takeover.py",
-    "workflow/test_run.py",
-    "tests/test_examples.py",
+    "workflow/test_rerun.py",
+    "workflow/test_sources.py",
     "corpus_jobs/test_executor.py",
-    "slurm/test_corpus.py",
 )
 
 

@@ -167,6 +167,7 @@ def _workshop(finished: Path, address: str) -> None:
         shutil.copytree(run / name, f"results/mine/{name}")
 
 
+@pytest.mark.slow
 def test_the_examples_run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed, seen, prepared = [], set[str](), tmp_path / "prepared"
     prepared.mkdir()

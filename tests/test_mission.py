@@ -108,10 +108,11 @@ def test_newspaper3k_extracts_an_article(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_datasketch_draws_the_permutations_of_minhash(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, text = DedupSettings(bands=4, rows=3), prose(3)
-    theirs = datasketch.MinHash(12, seed=settings.seed, scheme="affine32", hashfunc=int)
-    theirs.update_batch([int(value) for value in shingle_hash(codes(text, settings))])
-    assert np.array_equal(MinHasher(settings).signature(text), theirs.hashvalues)
+    settings = DedupSettings(bands=4, rows=3)
+    for text in ("", "12345", "żółć “quoted” 😀 " * 9, prose(4) * 150):
+        theirs = datasketch.MinHash(12, seed=settings.seed, scheme="affine32", hashfunc=int)
+        theirs.update_batch([int(value) for value in shingle_hash(codes(text, settings))])
+        assert np.array_equal(MinHasher(settings).signature(text), theirs.hashvalues)
     other = datasketch.MinHash(12, seed=settings.seed + 1, scheme="affine32")
     monkeypatch.setattr(datasketch, "MinHash", lambda *_, **__: other)
     assert not np.array_equal(MinHasher(settings).signature(text), theirs.hashvalues)

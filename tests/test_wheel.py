@@ -61,6 +61,7 @@ def wheel(once: Once) -> Path:
     return built
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_packages_and_of_the_workflow(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     names = set(archive.namelist())

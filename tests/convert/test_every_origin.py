@@ -11,6 +11,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from common.settings import ModelSettings
+from convert import verify
 from convert.merge_mp import main
 from tests.convert import deepspeed_files, megatron_files
 from tests.convert.encoded import SMALL, truth
@@ -58,15 +59,23 @@ ORIGINS = [
     pytest.param(deepspeed(stage=1, names="megatron", pipeline=2), (), id="pipeline"),
 ]
 """(maker, flags of the command)."""
+OLD = ORIGINS[0].values[0]  # before torch 1.6, without checksums
 
 
 @pytest.mark.parametrize(("make", "flags"), ORIGINS)
-def test_a_checkpoint_of_any_origin_gives_transformers_the_same_logits(
-    tmp_path: Path, make: Maker, flags: tuple[object, ...]
+def test_a_checkpoint_of_any_origin_is_whole_and_gives_transformers_the_same_logits(
+    tmp_path: Path, make: Maker, flags: tuple[object, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / "run")
-    output = tmp_path / "merged"
+    output, count = tmp_path / "merged", f"{sum(tensor.numel() for tensor in truth().values()):,}"
+    assert run_main(verify.main, tmp_path / "run", *flags) == 0
+    said = capsys.readouterr().out
+    assert f"{count} parameters" in said and "\n  whole; " in said and ("without a checksum" in said) == (make is OLD)
     assert run_main(main, "--checkpoint", tmp_path / "run", "--output", output, *flags) == 0
+    capsys.readouterr()
+    assert run_main(verify.main, output) == 0
+    said = capsys.readouterr().out
+    assert f"{count} parameters" in said and "\n  whole; " in said and "without a checksum" not in said
     tokens = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(4))
     sizes = ModelSettings(n_layer=4, n_head=8, n_embd=32, seq_len=24, vocab_size=300)
     with torch.no_grad():
@@ -78,7 +87,7 @@ def test_a_checkpoint_of_any_origin_gives_transformers_the_same_logits(
     report = json.loads((output / "merge_report.json").read_text())
     assert report["proof"]["relative_difference"] <= tolerance(logit_terms(SMALL)) and not report["replicas"]["drifted"]
     card, samples = (output / "README.md").read_text(), report["source"]["consumed_samples"]
-    assert f"| parameters | {sum(tensor.numel() for tensor in truth().values()):,} |" in card and "license:" in card
+    assert f"| parameters | {count} |" in card and "license:" in card
     assert f"| samples | {samples:,} |" in card if samples is not None else "| samples |" not in card
 
 

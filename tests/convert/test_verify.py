@@ -8,32 +8,16 @@ import pytest
 
 from convert.merge_mp import main as merge
 from convert.verify import main
-from tests.convert.encoded import truth
-from tests.convert.test_every_origin import ORIGINS, Maker, megatron
+from tests.convert.test_every_origin import megatron
 from tests.helpers import assert_one_line_error, called, run_main
 
 CORE = megatron(names="core", version=3.0, tensor=2, pipeline=2)
-OLD = ORIGINS[0].values[0]  # before torch 1.6, without checksums
 RANK = "run/iter_0000100/mp_rank_01_001"
 
 
 def verified(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert run_main(main, *words) == 0
     return capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("make", "flags"), ORIGINS)
-def test_a_checkpoint_of_any_origin_and_its_merge_are_whole(
-    make: Maker, flags: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make(tmp_path / "run")
-    count = sum(tensor.numel() for tensor in truth().values())
-    said = verified(capsys, tmp_path / "run", *flags)
-    assert f"{count:,} parameters" in said and "\n  whole; " in said and ("without a checksum" in said) == (make is OLD)
-    assert run_main(merge, "--checkpoint", tmp_path / "run", "--output", tmp_path / "merged", *flags) == 0
-    capsys.readouterr()
-    said = verified(capsys, tmp_path / "merged")
-    assert f"{count:,} parameters" in said and "\n  whole; " in said and "without a checksum" not in said
 
 
 def flip(path: Path) -> None:

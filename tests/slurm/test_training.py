@@ -89,6 +89,7 @@ print(executor.submit(TrainingJob(f"{sys.argv[1]}/config.yaml", "tiny")).job_id)
 """
 
 
+@pytest.mark.slow
 def test_an_executor_of_ones_own_goes_on_after_a_preemption(lab: Lab, tmp_path: Path, tiny_run: Path) -> None:
     training = Training(lab, copy_run(tiny_run, tmp_path))
     undisturbed = training.last_checkpoint()

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.files import read_rows
-from tests.training.helpers import launch_ok, make_run, make_session, step_batches, train_tiny
+from tests.training.helpers import make_run, make_session, step_batches, train_tiny
 from training.step import train_step
 
 
@@ -86,17 +86,3 @@ def test_matrices_are_rounded_once_per_step_whatever_the_number_of_micro_batches
         second = train_step(session, 2, next(steps), 0.01)
     assert (counted.inside, counted.before) == (0, 2)
     assert second.loss < first.loss  # the second step computes with what the first one learnt
-
-
-@pytest.mark.parametrize("layout", [{"tensor": 2}, pytest.param({"pipeline": 2}, marks=pytest.mark.slow)])
-def test_ranks_that_round_their_shards_learn_what_one_process_learns(tmp_path: Path, layout: dict[str, int]) -> None:
-    train = {"precision": "bfloat16", "iterations": 8, "lr": 3e-3, "eval_interval": 8, "log_interval": 1}
-    model = {"dropout": 0}
-    together = make_run(tmp_path / "together", model=model, train=train, parallel=layout)
-    launch_ok(2, "training.train", "--config", together, "--model", "tiny")
-    assert train_tiny(make_run(tmp_path / "alone", model=model, train=train)) == 0
-    curves = [read_rows(tmp_path / name / "models/tiny/train.csv") for name in ("together", "alone")]
-    for key, error in ("lm_loss", 0.003), ("grad_norm", 0.03):
-        found, expected = ([float(row[key]) for row in rows] for rows in curves)
-        assert found == pytest.approx(expected, rel=error)
-        assert len(found) == 8

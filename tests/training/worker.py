@@ -1,6 +1,5 @@
-"""One process of a job under test: trains a few steps and writes its results to <output>.<rank>.json."""
+"""One process of a job under test: trains a few steps of each configuration and writes `seen.<rank>.json` beside it."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,9 @@ def steps(config: Path, world: World) -> dict[str, Any]:
     return seen
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("config", type=Path)
-    parser.add_argument("output", type=Path)
-    arguments = parser.parse_args(argv)
+def main(configs: list[str]) -> int:
     launch = read_launch()
-    with started(launch, arguments.output.parent) as world:
-        result = steps(arguments.config, world)
-    arguments.output.with_suffix(f".{launch.rank}.json").write_text(json.dumps(result))
+    with started(launch, Path(configs[0]).parent) as world:
+        for config in map(Path, configs):
+            config.with_name(f"seen.{launch.rank}.json").write_text(json.dumps(steps(config, world)))
     return 0

@@ -1,13 +1,10 @@
 import hypothesis
-import numpy as np
 import pytest
-from datasketch import MinHash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.settings import DedupSettings
-from corpus.dedup.shingles import MinHasher, codes, jaccard, shingle_hash, shingles
-from tests.helpers import prose
+from corpus.dedup.shingles import jaccard, shingles
 
 CHARACTERS = DedupSettings()
 WORDS = DedupSettings(shingle_words=3)
@@ -27,12 +24,3 @@ def test_the_similarity_is_that_of_the_sets_of_n_grams(settings: DedupSettings, 
     for first, second in ((one, other), (one + other, other), (one, one)):
         a, b = text_shingles(first, settings), text_shingles(second, settings)
         assert jaccard(shingles(first, settings), shingles(second, settings)) == len(a & b) / len(a | b)
-
-
-@pytest.mark.parametrize("text", ["", "12345", "żółć “quoted” 😀 " * 9, prose(4) * 150], ids=len)
-def test_signatures_are_those_of_datasketch(text: str) -> None:
-    settings = DedupSettings(bands=4, rows=3, seed=7)
-    hashes = shingle_hash(codes(text, settings))
-    theirs = MinHash(12, seed=7, scheme="affine32", hashfunc=lambda number: number)
-    theirs.update_batch([int(value) for value in hashes])
-    assert np.array_equal(MinHasher(settings).signature(text), theirs.hashvalues)

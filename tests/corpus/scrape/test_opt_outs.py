@@ -104,21 +104,15 @@ TDM: list[tuple[str, str, str]] = [  # the value of tdm-reservation ("" for no h
 ]
 
 
-@pytest.mark.parametrize(("settings", "expected", "values"), [row[1:] for row in TAGS], ids=[row[0] for row in TAGS])
-def test_x_robots_tag(settings: dict[str, Any], expected: str, values: list[str]) -> None:
-    for value in values:
-        headers = [("Server", "noai"), ("x-robots-TAG", "nofollow"), ("X-Robots-Tag", value)]
-        assert outcome(headers, "", **settings) == expected, value
-
-
-@pytest.mark.parametrize(("head", "settings", "expected"), METAS)
-def test_meta_robots(head: str, settings: dict[str, Any], expected: str) -> None:
-    assert outcome([], head, **settings) == expected
-
-
-@pytest.mark.parametrize(("value", "head", "expected"), TDM)
-def test_tdm_reservation_of_a_page_in_which_meta_supersedes_the_header(value: str, head: str, expected: str) -> None:
-    assert outcome([("TDM-Reservation", value)] if value else [], head) == expected
+def test_every_form_of_an_opt_out_drops_its_page_and_meta_supersedes_the_header_of_tdm() -> None:
+    for name, settings, expected, values in TAGS:
+        for value in values:
+            headers = [("Server", "noai"), ("x-robots-TAG", "nofollow"), ("X-Robots-Tag", value)]
+            assert outcome(headers, "", **settings) == expected, (name, value)
+    for head, settings, expected in METAS:
+        assert outcome([], head, **settings) == expected, head
+    for value, head, expected in TDM:
+        assert outcome([("TDM-Reservation", value)] if value else [], head) == expected, (value, head)
 
 
 def test_the_first_location_of_tdmrep_that_matches_counts_and_anything_but_a_list_reserves_nothing() -> None:

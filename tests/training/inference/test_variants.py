@@ -28,7 +28,6 @@ VARIANT = {"n_inner": 40, "activation_function": "gelu", "layer_norm_epsilon": 0
 @pytest.mark.parametrize(
     ("constants", "weights"),
     [
-        *(({key: value}, "safetensors") for key, value in VARIANT.items()),
         ({"reorder_and_upcast_attn": True, "mup_width_scale": 1.0}, "safetensors"),  # the same function
         ({}, "bin before torch 1.6"),
         ({"vocab_size": 50304, **VARIANT}, "bin"),

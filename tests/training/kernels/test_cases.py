@@ -16,9 +16,3 @@ SMALL = Shapes(samples=2, dropout=0.1, dtype="float32", **MODEL)
 def test_every_kernel_has_a_case_in_which_it_agrees_with_pytorch(dtype: str, device: torch.device) -> None:
     found = {case.kernel: verify(case) for case in cases(replace(SMALL, dtype=dtype), device)}
     assert found == dict.fromkeys(library.KERNELS, "")
-
-
-def test_a_wrong_kernel_is_found(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "call", lambda *arguments: None)  # its outputs stay full of NaN
-    for case in cases(SMALL, device):
-        assert verify(case) != "", case.kernel

@@ -16,6 +16,7 @@ from common.errors import KernelError
 from training.kernels.build import SOURCES, nvcc
 from training.kernels.library import error_name
 
+pytestmark = pytest.mark.slow  # nvcc takes 25 s of CPU; tests/test_mission.py compiles one kernel
 GENERATIONS = ("sm_80", "sm_90", "sm_100", "sm_120")
 ACCESSES = {
     "adamw_chunk": (3, 3),

@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from common.errors import LOCK_LOST
 from common.files import read_json, read_rows
 from tests.helpers import wait_for
@@ -11,6 +13,7 @@ from tests.training.helpers import Job, course, launch_ok, make_run
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
 
 
+@pytest.mark.slow
 def test_the_newer_job_finishes_and_the_older_one_leaves(tmp_path: Path) -> None:
     ranks = 2
     train = {"iterations": 60, "save_interval": 10, "keep_last": 1, "log_interval": 7, "eval_interval": 30}

@@ -14,33 +14,36 @@ from tests.training.worker import steps
 TOLERANCE = 1e-4
 
 
-def run_layout(folder: Path, parallel: dict[str, Any], dropout: float = 0.0, **train: object) -> list[dict[str, Any]]:
-    """4 steps: the results by rank."""
-    config = make_run(folder, model={"dropout": dropout, "n_layer": 3}, parallel=parallel, train=train)
-    size = parallel.get("pipeline", 1) * parallel.get("data", 1) * parallel.get("tensor", 1)
+def run_layouts(folder: Path, parallel: dict[str, Any], *runs: dict[str, Any], dropout: float = 0.0) -> list[Any]:
+    """4 steps with each of some `train`: the results by rank."""
+    model = {"dropout": dropout, "n_layer": 3}
+    configs = [
+        make_run(folder / str(number), model=model, parallel=parallel, train=train) for number, train in enumerate(runs)
+    ]
+    size = parallel.get("data", 1) * parallel.get("tensor", 1)
     if size == 1:
-        return [steps(config, ALONE)]
-    launch_ok(size, "tests.training.worker", config, folder / "seen")
-    return [json.loads((folder / f"seen.{rank}.json").read_text()) for rank in range(size)]
+        return [[steps(config, ALONE)] for config in configs]
+    launch_ok(size, "tests.training.worker", *configs)
+    return [
+        [json.loads(config.with_name(f"seen.{rank}.json").read_text()) for rank in range(size)] for config in configs
+    ]
 
 
 def test_two_by_two_processes_equal_one_with_separated_documents(tmp_path: Path) -> None:
     """The number of masked targets differs between ranks and micro-batches."""
     apart = {"reset_position_ids": True, "eod_mask_loss": True}
-    (single,) = run_layout(tmp_path / "1", {}, **apart)
+    ((single,),) = run_layouts(tmp_path / "1", {}, apart)
     assert single["loss"][0] == pytest.approx(math.log(257), rel=0.02)
     assert single["loss"][-1] < single["loss"][0] - 0.1
-    for seen in run_layout(tmp_path / "4", {"data": 2, "tensor": 2, "sequence_parallel": True}, **apart):
+    (ranks,) = run_layouts(tmp_path / "4", {"data": 2, "tensor": 2, "sequence_parallel": True}, apart)
+    for seen in ranks:
         for name in ("loss", "valid", "norm"):
             assert seen[name] == pytest.approx(single[name], rel=TOLERANCE), name
 
 
 def test_dropout_is_repeatable_bit_for_bit_with_and_without_recompute(tmp_path: Path) -> None:
-    courses = []
-    for kind in ("none", "full"):
-        seen = run_layout(tmp_path / kind, {"tensor": 2}, dropout=0.2, recompute=kind, iterations=2)
-        assert all(rank["loss"] == seen[0]["loss"] for rank in seen)
-        courses.append(seen[0]["loss"])
-    assert courses[0] == courses[1]
-    dry = run_layout(tmp_path / "dry", {}, iterations=2)[0]["loss"]
-    assert courses[0][1:] != pytest.approx(dry[1:], rel=TOLERANCE)
+    runs = [{"recompute": kind, "iterations": 2} for kind in ("none", "full")]
+    plain, again = run_layouts(tmp_path / "wet", {"tensor": 2}, *runs, dropout=0.2)
+    assert [rank["loss"] for rank in plain + again] == [plain[0]["loss"]] * 4
+    ((dry,),) = run_layouts(tmp_path / "dry", {}, runs[0])
+    assert plain[0]["loss"][1:] != pytest.approx(dry["loss"][1:], rel=TOLERANCE)

@@ -229,6 +229,7 @@ def write_run(folder: Path, buried: list[int], base: str = "") -> Path:
     return config
 
 
+@pytest.mark.slow
 def test_removals_from_a_run_and_one_that_grows_it_end_alike_in_any_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
