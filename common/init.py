@@ -21,7 +21,7 @@ from common.files import write_text
 from common.settings import Settings
 
 PROJECT = "urls-to-gpt2"
-PARTS = ("Snakefile", "config.yaml", "workflow", "profiles", "slurm", "configs")
+PARTS = ("Snakefile", "config.yaml", "workflow/rules", "profiles", "slurm", "configs")
 """What a working folder holds besides results. pyproject.toml puts the same files into the wheel."""
 SCHEMA = "config.schema.json"
 """The JSON schema of configurations, which the first line of each that we ship names."""

@@ -21,7 +21,7 @@ rule blacklist:
         rejects=rejects("blacklist"),
         stats=report(
             result("blacklist"),
-            caption="../report/blacklist.rst",
+            caption="captions/blacklist.rst",
             category="Corpus",
             labels={"figure": "URLs kept and dropped"},
         ),
@@ -322,7 +322,7 @@ rule merge_index:
         meta=f"{settings.dataset_prefix}.json",
         stats=report(
             result("merge_index"),
-            caption="../report/dataset.rst",
+            caption="captions/dataset.rst",
             category="Corpus",
             labels={"figure": "documents and tokens of the dataset"},
         ),

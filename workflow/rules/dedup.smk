@@ -104,7 +104,7 @@ rule dedup_clusters:
         clusters=temp(WORK / "all.clusters"),
         stats=report(
             result("dedup_clusters"),
-            caption="../report/clusters.rst",
+            caption="captions/clusters.rst",
             category="Corpus",
             labels={"figure": "clusters of duplicates"},
         ),

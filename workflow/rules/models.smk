@@ -42,7 +42,7 @@ rule train:
     output:
         done=report(
             result("train"),
-            caption="../report/train.rst",
+            caption="captions/train.rst",
             category="Models",
             subcategory="{model}",
             labels={"figure": "end of the training"},
@@ -111,7 +111,7 @@ rule evaluate:
     output:
         result=report(
             result("evaluate"),
-            caption="../report/evaluation.rst",
+            caption="captions/evaluation.rst",
             category="Models",
             subcategory="{model}",
             labels={"figure": "held-out loss"},
@@ -151,7 +151,7 @@ rule generate:
     output:
         sample=report(
             result("generate"),
-            caption="../report/sample.rst",
+            caption="captions/sample.rst",
             category="Models",
             subcategory="{model}",
             labels={"figure": "generated text"},

@@ -18,7 +18,7 @@ rule report:
         ),
     output:
         page=report(
-            RUN / "report.html", caption="../report/page.rst", category="Overview"
+            RUN / "report.html", caption="captions/page.rst", category="Overview"
         ),
     log:
         RUN / "logs/report.log",
