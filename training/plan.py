@@ -117,7 +117,7 @@ def make_parser() -> argparse.ArgumentParser:
     answer = parser.add_argument_group("answer")
     answer.add_argument("--given", action="store_true", help="only the layout of the configuration: does it fit?")
     answer.add_argument("--top", type=cli.positive_int, default=10, metavar="N", help="layouts to show (default 10)")
-    answer.add_argument("--explain", action="store_true", help="every term of the first layout, with its formula")
+    answer.add_argument("--explain", action="store_true", help="every term of the first layout")
     answer.add_argument("--json", action="store_true", help="print one JSON document with everything instead")
     answer.add_argument("--write", type=cli.output_file, metavar="FILE", help="the first layout as configuration keys")
     return parser

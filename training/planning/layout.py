@@ -123,9 +123,7 @@ class Term(NamedTuple):
     value: float
     """Bytes, or seconds."""
     name: str
-    """What it is, in a few words."""
-    formula: str
-    """In the symbols of docs/planning_model.md."""
+    """What it is, in a few words; docs/planning_model.md has its formula."""
 
 
 def total(terms: Iterable[Term]) -> float:

@@ -247,24 +247,20 @@ def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> 
         yield phase._replace(gradients=sums, saved=saved, gathered=everything)
 
 
-_NAMES = {  # part, name and formula of each field of MemoryPhase (ZeRO: Rajbhandari et al. 2020, section 5)
-    "parameters": ("parameters", "float32 parameters", "4 P / (t p), from ZeRO 1 on / d"),
-    "rounded": ("parameters", "matrices in the type of the products", "e P / (t p) where d = 1"),
-    "moments": ("optimizer", "AdamW's two moments", "8 P / (t p), from ZeRO 1 on / d"),
-    "gradients": ("gradients", "summed gradients, float32", "4 P / (t p), sharded / d once reduced"),
-    "fresh": ("gradients", "new gradients of a layer", "of the largest matrix, with d > 1 of the layer"),
-    "again": ("activations", "one layer's activations, computed again", "what recompute did not keep"),
-    "work": ("activations", "gradients of activations", "(q + 4 / t) u, with sequence parallelism + u"),
-    "logits": ("logits and loss", "logits", "e b s V / t, an eighth of it in parts"),
-    "loss": ("logits and loss", "beside the logits", "u + 4 V h / t, in parts 8: gradients of input and head"),
-    "gathered": ("communication", "gathered parameters", "e P / (t p); ZeRO 3: embeddings, two layers"),
-    "reduced": ("communication", "gradients being reduced", "4 P of one layer"),
-    "buffers": ("communication", "what a pipeline receives", "1F1B: k q u and q u; else m q u per neighbouring stage"),
-}
-_KEPT = {
-    "none": "k L ((2 + 2 q + 12 / t) u + masks)",
-    "selective": "k L (2 + q + 8 / t) u, with tensor ranks + 2 q u; compiled k L (2 q + 8 / t) u",
-    "full": "k L q u",
+_NAMES = {  # part and name of each field of MemoryPhase (ZeRO: Rajbhandari et al. 2020, section 5)
+    "parameters": ("parameters", "float32 parameters"),
+    "moments": ("optimizer", "AdamW's two moments"),
+    "buffers": ("communication", "what a pipeline receives"),
+    "rounded": ("parameters", "matrices in the type of the products"),
+    "gradients": ("gradients", "summed gradients, float32"),
+    "fresh": ("gradients", "new gradients of a layer"),
+    "again": ("activations", "one layer's activations, computed again"),
+    "work": ("activations", "gradients of activations"),
+    "logits": ("logits and loss", "logits"),
+    "loss": ("logits and loss", "beside the logits"),
+    "gathered": ("communication", "gathered parameters"),
+    "reduced": ("communication", "gradients being reduced"),
+    "saved": ("activations", "kept from forward to backward"),
 }
 
 
@@ -273,17 +269,16 @@ def memory_terms(workload: Workload, layout: Layout, machine: Machine) -> list[T
     # rank 0 keeps the most micro-batches and the embedding, the last one has the head, the others have more buffers
     ranks = {0, 1 % layout.pipeline, layout.pipeline - 1}
     phase = max((peak(workload, layout, machine, rank) for rank in ranks), key=sum)
-    terms = [Term(_NAMES[key][0], size, *_NAMES[key][1:]) for key, size in phase._asdict().items() if key in _NAMES]
-    terms.append(Term("activations", phase.saved, "kept from forward to backward", _KEPT[layout.recompute]))
+    terms = [Term(part, getattr(phase, key), name) for key, (part, name) in _NAMES.items()]
     allocated = sum(phase)
     if machine.device == "cpu":
         gaps = _CPU_FRAGMENTATION * allocated
-        terms.append(Term("context", _PYTHON, "Python and PyTorch", "0.35 GiB"))
-        terms.append(Term("context", gaps, "allocator: what glibc keeps", "25 % of what is allocated"))
+        terms.append(Term("context", _PYTHON, "Python and PyTorch"))
+        terms.append(Term("context", gaps, "allocator: what glibc keeps"))
     else:
         axes = sum(ranks > 1 for ranks in (layout.tensor, layout.data, layout.pipeline))
         gaps = _FRAGMENTATION * allocated
-        terms.append(Term("communication", axes * _COMMUNICATOR, "NCCL's buffers", "0.2 GiB per axis"))
-        terms.append(Term("context", _CUDA_CONTEXT, "CUDA context", "0.5 GiB"))
-        terms.append(Term("context", gaps, "allocator: rounding and gaps", "3 % of what is allocated"))
+        terms.append(Term("communication", axes * _COMMUNICATOR, "NCCL's buffers"))
+        terms.append(Term("context", _CUDA_CONTEXT, "CUDA context"))
+        terms.append(Term("context", gaps, "allocator: rounding and gaps"))
     return [term for term in terms if term.value]
