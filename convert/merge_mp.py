@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="tokenizer of another vocabulary than GPT-2's: folder with tokenizer.json, or vocab.json and merges.txt",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only say what was found")
+    parser.add_argument("--dry-run", action="store_true", help="only print what was found")
     parser.add_argument("--force", action="store_true", help="replace an older result of this command")
     arguments = parser.parse_args(argv)
     form = Form(arguments.dtype, arguments.max_shard_size, arguments.tokenizer)

@@ -100,7 +100,7 @@ def same_values(one: Readable, other: Readable) -> bool:
 
 
 def prefetch(calls: Iterable[Callable[[], Tensor]], count: int) -> Iterator[Tensor]:
-    """The results of `calls`, in order, by a thread that is `count` of them ahead of the caller."""
+    """The results of `calls`, in order, prefetched by a thread that computes up to `count` in advance."""
     started: deque[Future[Tensor]] = deque()
     # one thread for its operations, too: more would compete with the caller
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:

@@ -39,7 +39,7 @@ from common.settings import GenerateSettings
 _NO_TEXT = "(no text: the model's data were made with a vocabulary that is not known)"
 
 Generate = Callable[..., Iterator[tuple[str, dict[str, Any]]]]
-"""Prompts, options and `Show` -> texts, each with its sources, if asked for; samples of a prompt follow each other."""
+"""(prompts, options, `Show`) -> texts, with their sources if requested; a prompt's samples are consecutive."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,7 +177,7 @@ def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, n
 def _print_texts(texts: Generate, prompt: str, options: GenerateSettings, samples: int) -> str:
     """Print the texts of one prompt, each above its sources, and return all that was printed.
 
-    Several have a line above each with its number and seed. A terminal shows the first one as it grows.
+    Several have a line above each with its number and seed. On a terminal the first one is streamed.
     """
     from training.inference.sampling import sample_seed
 

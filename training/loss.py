@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
 
 IGNORED = -100
-"""The target that counts nothing."""
+"""Marks a target without a loss."""
 _LOWEST = torch.finfo(torch.float32).min  # finite, so that it can be subtracted
 
 

@@ -109,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="KIND",
         help=f"kind of the GPUs (default {_DEFAULT_GPU}); see --list-gpus. {_CPUS}: this machine",
     )
-    machine.add_argument("--list-gpus", action="store_true", help="print the kinds that are known, and end")
+    machine.add_argument("--list-gpus", action="store_true", help="print the known kinds and exit")
     model = parser.add_argument_group("model and batch")
     model.add_argument("--global-batch-size", type=cli.positive_int, metavar="N", help="samples per step")
     model.add_argument("--micro-batch-size", type=cli.positive_int, metavar="N", help="only this one (default: any)")

@@ -4,8 +4,8 @@
     trace.step(12)                       # what iteration 12 read
     trace.reads(0, [7]).iterations       # which iterations read document 7 of the first dataset
 
-A sample is seq_len + 1 tokens of the training part: the token at a border stands in two. The first question about an
-epoch writes its order to MODEL/trace, 16 bytes per document and 8 per sample; later ones read it.
+A sample is seq_len + 1 tokens of the training part: the token at a border is in two. The first query of an epoch
+writes its order to MODEL/trace, 16 bytes per document and 8 per sample; later queries read it.
 """
 
 from bisect import bisect_right
@@ -52,7 +52,7 @@ class Reads(NamedTuple):
 
 
 class Trace:
-    """What a model was trained on, step by step. `data` names its datasets where they are not where they were.
+    """What a model was trained on, step by step. `data` names its datasets if they have moved.
 
     Raises InputError if the folder is not a model's, or its data are gone or were made again.
     """
@@ -181,7 +181,7 @@ class Trace:
         wanted = np.array([number for number in documents if number < len(first.documents)], np.int64)
         for epoch in range(-(-taken // len(first.samples)) if len(wanted) else 0):
             held = self.order(corpus, epoch).samples_of(wanted, self.seq_len, within)
-            index = held.place + epoch * len(first.samples)
+            index = held.position + epoch * len(first.samples)
             seen = index < taken
             numbers = self.blend.numbers(corpus, index[seen])
             order = np.lexsort((held.document[seen], numbers))
@@ -210,7 +210,7 @@ class Trace:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """That of its data."""
+        """The tokenizer of its data."""
         own = [self.folder / "tokenizer" / name for name in ("encoder.json", "vocab.bpe")]
         tokenize = self.settings.tokenize
         files = own if all(map(Path.is_file, own)) else [tokenize.encoder_json, tokenize.vocab_bpe]

@@ -35,7 +35,7 @@ class Partition:
     ranks: int | None
     """Data ranks that share the parameters; None if the file does not say."""
     masters: tuple[Stored, ...]
-    """Flat weights, float32 unless DeepSpeed was told otherwise; empty if the file has none by a name that is known."""
+    """Flat weights, float32 unless configured otherwise; empty if the file has none under a known name."""
     moments: Mapping[str, tuple[Stored, ...]]
     """`exp_avg` and `exp_avg_sq`, flat as the masters; empty for other optimizers than Adam."""
     step: int | None

@@ -31,7 +31,7 @@ MAX_PERIOD = 1 << 20
 
 
 def exact_weights(weights: Sequence[float]) -> list[Fraction]:
-    """The weights as they are written, with a sum of 1: 0.1 is exactly a tenth."""
+    """The weights as exact fractions with a sum of 1: 0.1 is exactly 1/10."""
     written = [Fraction(str(weight)) for weight in weights]
     return [weight / sum(written) for weight in written]
 

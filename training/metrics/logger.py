@@ -120,7 +120,7 @@ class MetricsLogger:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave out the time inside `with`: only training counts as time per iteration."""
+        """Exclude the time inside `with` from the time per iteration."""
         paused = time.perf_counter()
         yield
         self._started += time.perf_counter() - paused

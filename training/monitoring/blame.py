@@ -27,7 +27,7 @@ Rows = list[dict[str, Any]]
 
 
 def sample_rows(data: Blend, first: int, losses: Iterable[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]) -> Rows:
-    """The samples of `training.step.target_losses` as in the file; `first` is the global batch's first number."""
+    """The samples of `outputs.target_losses` as in the file; `first` is the global batch's first number."""
     rows = []
     for number, nats, counted in losses:
         corpus, index = data.find(number)

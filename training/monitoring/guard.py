@@ -128,7 +128,7 @@ class Guard:
 def first_non_finite(
     models: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter], forward: Callable[[], object]
 ) -> str:
-    """What became non-finite first in a step whose gradients still exist (a collective call, equal on all ranks).
+    """The first non-finite part of a step whose gradients still exist (a collective call, equal on all ranks).
 
     A parameter, if there is one. Otherwise the output of a module of `models`, this process's parts of the model, in
     another forward pass without dropout: `forward` runs the step's micro-batches. If that pass is finite, the gradient
@@ -152,7 +152,7 @@ def first_non_finite(
         names = sorted((name for rank in everywhere for name in rank[index]), key=_layer)
         if names:
             return f"{kind} {names[0 if kind != 'the gradient of' else -1]}"
-    return "the sum of the gradients, each of which is finite"
+    return "the sum of the gradients; each one is finite"
 
 
 def _layer(name: str) -> int:

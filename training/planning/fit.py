@@ -19,7 +19,7 @@ from training.planning.search import Prediction, fewest_gpus, search, smallest
 
 
 def predict(experiment: Experiment, machine: Machine) -> Prediction:
-    """What an experiment takes on a machine, in its layout."""
+    """Predict the memory and time of an experiment on a machine, in its layout."""
     return Prediction(Workload.of(experiment, machine), Layout.of(experiment), machine)
 
 

@@ -113,7 +113,7 @@ def cpu_machine(processes: int, memory: int, flops: float) -> Machine:
 
 
 def processes_of(experiment: Experiment, cluster: ClusterSettings) -> int:
-    """Processes of a job: as many as its layout has; with `auto`, as many as were asked for, or one node."""
+    """The processes of a job: those of its layout; with `auto` the requested number, or one node."""
     return experiment.world_size or cluster.gpus_per_node or cluster.tasks_per_node
 
 

@@ -4,11 +4,12 @@
     total(terms) < FEASIBLE * machine.memory
 
 The terms are those of the fullest GPU at its peak, and what PyTorch, CUDA and NCCL take beside it. The peak is the
-largest of a step's phases: activations shrink during the backward pass while gradients grow. They are counted as the
-trainer's modules save and as FSDP2 gathers and reduces; tests/training/planning compares them with the trainer's steps.
+largest of a step's phases: the backward pass frees activations and adds gradients. They are counted as the trainer's
+modules save and as FSDP2 gathers and reduces; tests/training/planning compares them with the trainer's steps.
 
-Symbols: u = e b s h bytes, one activation of a micro-batch; t tensor-parallel ranks; q = 1 / t with sequence
-parallelism, else 1. docs/planning_model.md has all.
+
+docs/planning_model.md has the formulas.
+
 """
 
 import math
@@ -41,12 +42,12 @@ class Shards(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All elements."""
         return self.layers * self.layer + self.root
 
 
 def held(model: ModelSettings, layout: Layout, rank: int, ranks: int = 1) -> Shards:
-    """What a pipeline rank holds, if its parameters are split over `ranks` data-parallel ranks; of those the first.
+    """The parameters on a pipeline rank; split by ZeRO over `ranks`, those of the first data-parallel rank.
 
     The token embedding is on the first and on the last stage.
     """
@@ -92,17 +93,17 @@ class _Layer(NamedTuple):
     """One layer and micro-batch on one rank."""
 
     stream: float
-    """q u: the residual stream as a rank has it."""
+    """The residual stream on a rank."""
     saved: float
     """Kept from the forward to the backward pass."""
     again: float
-    """Made again by the backward pass, beside what was saved."""
+    """Recomputed by the backward pass, in addition to what was saved."""
     work: float
     """Gradients of activations that the backward pass holds at once."""
 
 
 def _layer_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Layer:
-    """What a layer takes."""
+    """The bytes of a layer."""
     model, element, tensor = workload.model, workload.element, layout.tensor
     tokens = layout.micro_batch_size * model.seq_len
     unit = float(element * tokens * model.n_embd)
@@ -139,7 +140,7 @@ class _Loss(NamedTuple):
 
 
 def _loss_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Loss:
-    """What the loss takes."""
+    """The bytes of the loss."""
     model, element, tensor = workload.model, workload.element, layout.tensor
     tokens = layout.micro_batch_size * model.seq_len
     weight = _head(workload, layout)
@@ -167,7 +168,7 @@ class MemoryPhase(NamedTuple):
     parameters: float
     moments: float
     buffers: float
-    """Into which a pipeline receives: PyTorch makes one per micro-batch, and 1F1B uses those again that are free."""
+    """Receive buffers of the pipeline: PyTorch allocates one per micro-batch, and 1F1B reuses free ones."""
     rounded: float
     """Copies of the matrices in the type of the products; with data-parallel ranks gathered ones take their place."""
     gradients: float

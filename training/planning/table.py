@@ -101,7 +101,7 @@ def _terms(terms: Sequence[Term], unit: float) -> str:
 
 
 def hours_for(prediction: Prediction, tokens: float) -> float:
-    """Hours of training for so many tokens."""
+    """Hours of training for `tokens`."""
     return tokens / prediction.tokens_per_second / 3600
 
 

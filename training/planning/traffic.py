@@ -1,4 +1,4 @@
-"""What the GPUs of a layout send per step, to whom, and by which link.
+"""The bytes that each GPU of a layout sends per step, by group of ranks and kind of link.
 
 Tensor ranks are adjacent, then data ranks, then pipeline ranks. Collectives are rings: a sum of S bytes over n ranks
 sends 2 (n - 1) / n S from each, a gather or a scatter half of that.
