@@ -87,7 +87,8 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
     def trainings(paths: Sequence[Path], heading: str) -> str:
         """The table of some trainings; `heading` is that of the first column, with their folders or names."""
         rows = [[str(path) if heading == COLUMNS[0] else path.name, *row(statuses[path])] for path in paths]
-        spiked = [f"{path.name}: {spikes}" for path in paths if (spikes := _spikes(statuses[path]))]
+        spikes = [(path.name, statuses[path]["spikes"], ", ".join(statuses[path]["worst"][:3])) for path in paths]
+        spiked = [f"{name}: spikes {n}, last in {worst or 'every sample'}" for name, n, worst in spikes if n]
         return "\n".join([text_table([(heading, *COLUMNS[1:]), *rows], ALIGN), *spiked]) if rows else ""
 
     blocks = [trainings(models, COLUMNS[0])]
@@ -98,11 +99,6 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
         blocks.append("\n\n".join(filter(None, [f"{run}{base}:", corpus, trainings(run_models[run], "model")])))
     existing = [status for path, status in statuses.items() if path.is_dir()]
     return "\n\n\n".join(filter(None, blocks)), existing, remark
-
-
-def _spikes(status: Mapping[str, Any]) -> str:
-    count, worst = status["spikes"], status["worst"][:3]
-    return f"spikes {count}, last in {', '.join(worst) or 'every sample'}" if count else ""
 
 
 def model_status(folder: Path, job: Job | None, queue: Mapping[str, QueuedJob] | None) -> dict[str, Any]:

@@ -118,7 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif records:
         _answer_records(texts, records, options, samples, output)
     else:
-        _answer_prompt(texts, arguments.prompt, options, samples, output)
+        printed = _print_texts(texts, arguments.prompt, options, samples)
+        if output is not None:
+            write_text(output, printed)
     return 0
 
 
@@ -148,13 +150,6 @@ def _answer_records(
             result = {**record, **number, "text": text, **sources}
             print(orjson.dumps(result).decode(), flush=True)
             write(result)
-
-
-def _answer_prompt(texts: Generate, prompt: str, options: GenerateSettings, samples: int, output: Path | None) -> None:
-    """Print the texts of one prompt, and write them to `output`."""
-    printed = _print_texts(texts, prompt, options, samples)
-    if output is not None:
-        write_text(output, printed)
 
 
 def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, new_seeds: bool) -> None:

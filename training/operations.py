@@ -196,7 +196,7 @@ def _choose_kernels(experiment: Experiment, device: torch.device, seconds: float
         return Choice(list(library.KERNELS) if experiment.train.kernels == "on" else [], [])
     end = time.monotonic() + BUDGET  # the kernels are compiled within it
     if seconds is not None and seconds < SHORT_RUN:
-        choice = Choice([], ["none: they are measured only if the plan predicts an hour or more"])
+        choice = Choice([], ["none: the plan predicts less than an hour, too short to measure them"])
     elif failure := library.prepare(report=True):
         choice = Choice([], [f"none: {failure}"])
     else:

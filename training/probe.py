@@ -127,7 +127,8 @@ def probe(settings: Settings, name: str, steps: int, output: Path | None = None)
     except Exception as error:
         lost = isinstance(error, ToolkitError) and error.exit_code == RESUME_ME  # not the layout's fault
         if output is not None and not lost:
-            _record_failure(output, describe(error))
+            with suppress(OSError, InputError):  # several processes may write the same reason
+                write_json(output, {"failed": describe(error)})
         raise
     return 0
 
@@ -141,12 +142,6 @@ def _resolved(settings: Settings, name: str, world: World) -> tuple[Experiment, 
         return resolve(settings, name, machine, world.size).models[name], machine
 
     return run_on_rank0(decide, world.rank)
-
-
-def _record_failure(output: Path, reason: str) -> None:
-    """Write why the layout failed, from any process; errors of writing are ignored."""
-    with suppress(OSError, InputError):
-        write_json(output, {"failed": reason})
 
 
 # ---------------------------------------------------------------------------------------------------------- measuring

@@ -5,6 +5,7 @@ is done once per step. The model is of this trainer: flash attention, recompute 
 docs/planning_model.md has the formulas; `python -m benchmarks.planning` shows the errors against published runs.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 from common.settings import ModelSettings
@@ -110,14 +111,14 @@ class _LayerSeconds(NamedTuple):
 
 def _layer_seconds(workload: Workload, layout: Layout, machine: Machine) -> _LayerSeconds:
     width, tensor, compiled = workload.model.n_embd, layout.tensor, workload.compiled
-    mlp_projection = _product(workload, layout, machine, 4 * width / tensor, width)
-    products = _product(workload, layout, machine, width, 3 * width / tensor)
-    products += _product(workload, layout, machine, width / tensor, width)
-    products += _product(workload, layout, machine, width, 4 * width / tensor)
+    product = partial(_product, workload, layout, machine)
+    mlp_projection = product(4 * width / tensor, width)
+    products = product(width, 3 * width / tensor) + product(width / tensor, width) + product(width, 4 * width / tensor)
     products += mlp_projection
     attention_forward, attention_backward = attention_seconds(workload, layout, machine)
 
-    one_pass = workload.element * _tokens(workload, layout) * width / _memory_rate(machine)
+    tokens = layout.micro_batch_size * workload.model.seq_len
+    one_pass = workload.element * tokens * width / _memory_rate(machine)
     outside, starts = 1 / tensor if layout.sequence_parallel else 1.0, _START * _KERNELS[compiled]
     slices = _SLICES if layout.sequence_parallel and layout.micro_batch_size > 1 else 0.0
     elementwise = one_pass * (_OUTSIDE * outside + _INSIDE / tensor + slices) + starts
@@ -133,26 +134,17 @@ def _layer_seconds(workload: Workload, layout: Layout, machine: Machine) -> _Lay
 
 def _head_seconds(workload: Workload, layout: Layout, machine: Machine) -> float:
     """Logits and loss of a micro-batch, forward and backward."""
-    columns = padded_vocab_size(workload.model.vocab_size, layout.tensor) // layout.tensor
+    model, columns = workload.model, padded_vocab_size(workload.model.vocab_size, layout.tensor) // layout.tensor
     per_logit = 4 * workload.element if workload.compiled or machine.device == "cpu" else _EAGER_LOGIT
-    products = 3 * _product(workload, layout, machine, workload.model.n_embd, columns)
-    return products + per_logit * _tokens(workload, layout) * columns / _memory_rate(machine)
+    moved = per_logit * layout.micro_batch_size * model.seq_len * columns
+    return 3 * _product(workload, layout, machine, model.n_embd, columns) + moved / _memory_rate(machine)
 
 
 def _product(workload: Workload, layout: Layout, machine: Machine, inner: float, columns: float) -> float:
     """Seconds of (tokens, inner) x (inner, columns): its operations, its three matrices, its start."""
-    rows = _tokens(workload, layout)
+    rows, rate = layout.micro_batch_size * workload.model.seq_len, PRODUCTS * machine.peak_flops(workload.precision)
     moved = workload.element * (rows * inner + inner * columns + rows * columns)
-    return 2 * rows * inner * columns / _product_rate(workload, machine) + moved / _memory_rate(machine) + _START
-
-
-def _tokens(workload: Workload, layout: Layout) -> int:
-    return layout.micro_batch_size * workload.model.seq_len
-
-
-def _product_rate(workload: Workload, machine: Machine) -> float:
-    """Operations per second of matrix products."""
-    return PRODUCTS * machine.peak_flops(workload.precision)
+    return 2 * rows * inner * columns / rate + moved / _memory_rate(machine) + _START
 
 
 def _memory_rate(machine: Machine) -> float:
@@ -168,7 +160,7 @@ def attention_seconds(workload: Workload, layout: Layout, machine: Machine) -> t
     model = workload.model
     head_size = model.n_embd // model.n_head
     scores = layout.micro_batch_size * (model.n_head / layout.tensor) * model.seq_len**2 / 2
-    flops = _product_rate(workload, machine)
+    flops = PRODUCTS * machine.peak_flops(workload.precision)
     vector = (_SCORE + _SCORE_DROPOUT * (model.dropout > 0)) / (machine.gpu.float32_tflops * 1e12)
     forward = scores * (4 * head_size / flops + vector / 3) + _START
     return forward, scores * (10 * head_size / flops + vector * 2 / 3) + _START
