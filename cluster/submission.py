@@ -43,7 +43,7 @@ PACKAGES = ("common", "corpus", "training", "cluster", "workflow")
 _ROOT = Path(__file__).resolve().parents[1]
 _JOB_END = """\
 # The shell outlives the signals that Slurm sends to the whole job: it waits for the ranks, then job_end
-# records how they ended and requeues the job if it should go on.
+# records how they ended and requeues the job if it should continue.
 trap : TERM USR2 HUP
 job_end() {{ code=$?; trap "" TERM USR2 HUP; {command} --code $code; exit $?; }}
 trap job_end EXIT"""

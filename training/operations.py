@@ -16,6 +16,7 @@ results of each kernel with PyTorch's, then times its part of the step with and 
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -107,12 +108,10 @@ def choose_operations(experiment: Experiment, world: World, folder: Path, second
 
 def _recorded(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     """The choice of an earlier start with the same key; None if there is none."""
-    try:
+    with suppress(OSError, InputError, KeyError, TypeError):
         recorded = read_json(path)
         if recorded["subject"] == key and {"attention", "kernels"} <= recorded.keys():
             return dict(recorded)
-    except (OSError, InputError, KeyError, TypeError):
-        pass
     return None
 
 

@@ -85,11 +85,6 @@ class Figures(NamedTuple):
         return {**self._asdict(), "memory": self.memory}
 
 
-def error_percent(predicted: float, measured: float) -> float:
-    """The error of a prediction in per cent of what was measured; NaN if nothing was."""
-    return 100 * (predicted - measured) / measured if measured else nan
-
-
 @dataclass(frozen=True)
 class RandomTokens:
     """Samples of random tokens, without end."""
@@ -247,7 +242,7 @@ def _table(predicted: Figures, measured: Figures) -> str:
     }
     lines = [("", "predicted", "measured", "error")]
     for name, (expected, actual, form) in rows.items():
-        error = error_percent(expected, actual)
+        error = 100 * (expected - actual) / actual if actual else nan
         shown = "not predicted" if isnan(expected) else form(expected)
         lines.append((name, shown, form(actual), "-" if isnan(error) else f"{error:+.1f} %"))
 

@@ -54,7 +54,7 @@ class Progress:
         return replace(self, best={**self.best, "since": self.best.get("since", 0) + 1, "taken": taken})
 
     def end(self, train: TrainSettings) -> str:
-        """Why the run ends here, or "" if it goes on."""
+        """Why the run ends here, or "" if it continues."""
         at, since = f"iteration {self.iteration} of {train.iterations}", self.best.get("since", 0)
         if train.stop_after_no_improvement and since >= train.stop_after_no_improvement:
             lowest = self.best.get("loss", math.inf)

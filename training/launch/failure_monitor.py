@@ -42,8 +42,8 @@ class Failure(NamedTuple):
 
     def seen_by(self, rank: int) -> str:
         """The message that another rank exits with."""
-        text = f"rank {rank} leaves because rank {self.rank} failed: {self.message}"
-        return f"{text}; started again, the job continues" if self.code == RESUME_ME else text
+        text = f"rank {rank} exits because rank {self.rank} failed: {self.message}"
+        return f"{text}; rerun to resume" if self.code == RESUME_ME else text
 
     def line(self) -> bytes:
         """The failure as it is sent."""

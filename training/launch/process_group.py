@@ -161,7 +161,7 @@ def _error_to_raise(launch: Launch, monitor: FailureMonitor, error: Exception) -
     decided = None
     # NCCL's errors have their own class; gloo's can only be recognised by the source file they name.
     if isinstance(error, dist.DistError) or "/gloo/" in str(error):
-        error = LostRankError("lost contact with another process of the job; started again, the job continues")
+        error = LostRankError("lost contact with another process of the job; rerun to resume")
         decided = monitor.wait()
     code = error.exit_code if isinstance(error, ToolkitError) else USER_ERROR
     own = Failure(launch.rank, describe(error), code)

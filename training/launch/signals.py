@@ -61,7 +61,7 @@ def _act(number: int) -> None:
     if number == signal.SIGUSR2:
         save_requested.set()
     elif number == signal.SIGTERM and not _ending.is_set():
-        os.write(2, b"SIGTERM before training began: nothing to save; start again to go on\n")
+        os.write(2, b"SIGTERM before training began: nothing to save; rerun to start\n")
         os._exit(RESUME_ME)
 
 

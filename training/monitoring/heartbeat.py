@@ -175,7 +175,7 @@ def describe(heartbeats: Sequence[Mapping[str, Any]], fresh: float) -> str:
     for (iteration, doing), beat in zip(places, heartbeats, strict=True):
         who = f"rank {beat['rank']} (process {beat['pid']} on {beat['host']})"
         if beat["time"] < fresh:
-            parts.append(f"{who} gives no sign of life since iteration {iteration} ({doing})")
+            parts.append(f"{who} has been silent since iteration {iteration} ({doing})")
         elif (iteration, doing) != most:
             parts.append(f"{who} at iteration {iteration} ({doing})")
     return ", ".join(parts[:9] + ["…"] * (len(parts) > 9))

@@ -68,7 +68,7 @@ class Stop:
         elif number == signal.SIGINT and not self._interrupted:
             self._interrupted = now
             if self._lock.rank == 0 and os.isatty(2):
-                print("\nfinishing the step, then saving; Ctrl-C again to leave at once", file=sys.stderr)
+                print("\nfinishing the step, then saving; Ctrl-C again to exit at once", file=sys.stderr)
         elif number == signal.SIGINT and now - self._interrupted > (
             _FORWARDED if "TORCHELASTIC_RUN_ID" in os.environ else 0
         ):

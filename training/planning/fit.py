@@ -123,7 +123,7 @@ def _changed_keys(given: Layout, other: Layout) -> str:
 def resolve(settings: Settings, name: str, machine: Machine, count: int) -> Settings:
     """The settings with a layout for `count` processes instead of `parallel: auto`; others stay as they are.
 
-    A layout for as many processes in MODEL/settings.yaml is kept, so that a run that resumes goes on as it began.
+    A layout for as many processes in MODEL/settings.yaml is kept, so that a resumed run keeps its layout.
     Raises ConfigError if no layout fits.
     """
     experiment = settings.models[name]
