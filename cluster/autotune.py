@@ -127,7 +127,7 @@ def _run_to_end(settings: Settings, training: TrainingJob, minutes: int, output:
 
 
 def _result(output: Path) -> dict[str, Any]:
-    """What the probe wrote: {"measured": figures}, {"failed": reason}; empty if it has not."""
+    """The probe's result: {"measured": figures}, {"failed": reason}; empty if it has not."""
     return dict(read_json(output)) if output.exists() else {}
 
 

@@ -212,7 +212,7 @@ def total_iterations(folder: Path, job: Job | None) -> int | None:
 
 
 def claimed_restarts(folder: Path, job: Job) -> int | None:
-    """How often a job had been requeued when it claimed its model folder; None if the folder is not the job's."""
+    """The requeues of a job before it claimed its model folder; None if the folder is not the job's."""
     with suppress(OSError, InputError, KeyError, TypeError):
         owner = str(read_json(folder / "owner.json")["job"])  # such as slurm-4711.0-2 or local-4711
         if match := re.fullmatch(rf"{job.executor}-{job.id}(?:\.\w+-(\d+))?", owner):

@@ -128,7 +128,7 @@ def queue(ids: Iterable[str] = (), name: str = "") -> list[QueuedJob] | None:
 
 
 def details(job: str) -> dict[str, str] | None:
-    """What `scontrol show job` says about a job, by key; None if the controller is silent or has forgotten the job."""
+    """The output of `scontrol show job`, by key; None if the controller is silent or has forgotten the job."""
     answer = _run(["scontrol", "--oneliner", "show", "job", job])
     if answer is None or answer.returncode:
         return None

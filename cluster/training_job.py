@@ -1,4 +1,4 @@
-"""What each process of a training job runs: a callable for submitit's executors.
+"""The callable that each process of a training job runs, for submitit's executors.
 
     from cluster import TrainingJob
     executor.submit(TrainingJob("config.yaml", "tiny"))

@@ -111,7 +111,7 @@ def _open(path: Path, output: Path, options: Options | None, form: Form, force: 
 
 
 def _check_older(folder: Path, found: Path, force: bool) -> None:
-    """InputError unless the older result of `folder`, which lies in `found`, may be replaced."""
+    """Raise InputError unless the older result of `folder`, which is in `found`, may be replaced."""
     if foreign := first_changed_file(found):
         name = foreign.relative_to(found)
         raise InputError(
@@ -123,7 +123,7 @@ def _check_older(folder: Path, found: Path, force: bool) -> None:
 
 @dataclass(frozen=True)
 class _Result:
-    """What is known of a folder that was written and proved."""
+    """The result: a folder that was written and proved."""
 
     proof: "Proof"
     replicas: "Replicas"

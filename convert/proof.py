@@ -58,7 +58,7 @@ class Proof:
 
 @torch.no_grad()
 def source_outputs(source: Source, dtype: torch.dtype | None = None) -> list[tuple[str, Tensor]]:
-    """What the source computes, its weights rounded to `dtype`."""
+    """The source's outputs, with weights rounded to `dtype`."""
     return list(_source_steps(source, *_batch(source.model), dtype))
 
 
@@ -109,7 +109,7 @@ def _batch(model: Architecture) -> tuple[Tensor, Tensor]:
 
 
 def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torch.dtype | None) -> Steps:
-    """The outputs, computed from the blocks as they lie, a band of rows at a time."""
+    """The outputs, computed from the blocks in the files, a band of rows at a time."""
     model, (batch, length) = source.model, tokens.shape
 
     def exact(tensor: Tensor) -> Tensor:

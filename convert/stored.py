@@ -1,4 +1,4 @@
-"""Tensors that lie in files and are read when they are needed: every format becomes byte ranges of plain data.
+"""Tensors in files, read on demand: every format becomes byte ranges of plain data.
 
 Both kinds of `Stored` are `Readable`; by index they give one row with a dimension less.
 """
@@ -23,7 +23,7 @@ class Readable(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """The shape of the whole tensor."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -38,7 +38,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class StoredPieces:
-    """A tensor whose elements lie, in order, in several one-dimensional ranges: ZeRO's partitions.
+    """A tensor made of several one-dimensional ranges, in order: ZeRO's partitions.
 
     Without pieces it is float32 zeros: a bias that a model lacks.
     """

@@ -199,7 +199,7 @@ def _print_texts(texts: Generate, prompt: str, options: GenerateSettings, sample
 
 
 def source_lines(found: dict[str, Any]) -> list[str]:
-    """What `Sources.of` found, for people: the share of 8-grams, and a line for each span; none of an empty dict."""
+    """Lines on the result of `Sources.of`: the share of 8-grams, and one per span; none for an empty dict."""
     if not found:
         return []
     grams, verbatim = found["eight_grams"], found["verbatim"]

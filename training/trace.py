@@ -52,7 +52,7 @@ class Reads(NamedTuple):
 
 
 class Trace:
-    """What a model was trained on, step by step. `data` names its datasets if they have moved.
+    """The data that a model was trained on, step by step. `data` names its datasets if they have moved.
 
     Raises InputError if the folder is not a model's, or its data are gone or were made again.
     """
@@ -76,7 +76,7 @@ class Trace:
         self._orders: dict[tuple[int, int], Order] = {}
 
     def _found(self, prefix: Path) -> Path:
-        """A dataset of the model's own run, which may have been moved, lies where RUN/models/NAME says."""
+        """The path of a dataset; in the model's own run it is relative to RUN, which may have moved."""
         run = self.settings.run
         if self.folder.parent.name == "models" and prefix.is_relative_to(run):
             return self.folder.parent.parent / prefix.relative_to(run)
@@ -157,7 +157,7 @@ class Trace:
         return self._orders[corpus, epoch]
 
     def step(self, iteration: int) -> Iterator[Piece]:
-        """What an iteration read, in the order of its samples. Raises InputError if it has not been trained."""
+        """Yield the pieces that an iteration read, by sample. Raises InputError if it has not been trained."""
         if not 1 <= iteration <= self.trained:
             raise InputError(f"--iteration {iteration}: {self.folder} has iterations 1 to {self.trained}")
         first = self.consumed_after(iteration - 1)

@@ -39,7 +39,7 @@ _RUNNER = Path(__file__).with_name("run_batch.py")
 
 @dataclass(frozen=True)
 class Shard:
-    """What a task runs for one job of the DAG."""
+    """The commands of a task for one job of the DAG."""
 
     key: str
     """A hash of its rule and outputs, the same over several runs of Snakemake."""
@@ -55,7 +55,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Request:
-    """What a batch asks of Slurm, per task. None: the site's default."""
+    """The Slurm request of a batch, per task. None: the site's default."""
 
     cpus: int
     mem_mb: int | None
@@ -129,7 +129,7 @@ class Task:
 
     @property
     def log(self) -> Path:
-        """What the task and Slurm itself print."""
+        """The log of the task and of Slurm itself."""
         return self.folder.parent.parent / "logs" / FOLDER / f"{self.folder.name}_{self.index}.log"
 
     @property

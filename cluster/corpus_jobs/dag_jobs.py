@@ -64,7 +64,7 @@ def time_limit(rule: str) -> str:
 
 
 def request_of(job: Any, cluster: ClusterSettings) -> Request:
-    """What a job asks of Slurm: what its rule says, and two and three times as much memory when it is retried.
+    """The Slurm request of a job: its rule's, with two and three times the memory when it is retried.
 
     Rules say constants, because functions of the attempt make planning slow.
     """
@@ -81,12 +81,12 @@ def request_of(job: Any, cluster: ClusterSettings) -> Request:
 
 
 def site_of(settings: Settings, request: Request) -> SiteSettings:
-    """What the site asks of a batch."""
+    """The site's settings for a batch."""
     return settings.cluster_of(request.model).site_of(request.gpus, request.partition)
 
 
 def describe(job: Any, settings: Settings) -> ShardJob:
-    """What the tasks need to know about a job. Raises WorkflowError for a kind of job that they cannot run."""
+    """Convert a job for the tasks. Raises WorkflowError for a kind of job that they cannot run."""
     from snakemake.shell import shell
 
     if job.is_group() or not job.is_shell or job.conda_env or job.container_img or job.env_modules or job.is_shadow:

@@ -138,7 +138,7 @@ def _file(part: Stored) -> str:
 
 @dataclass(frozen=True)
 class Replicas:
-    """What the comparison of all copies found."""
+    """The result of comparing all copies."""
 
     compared: int = 0
     """Copies."""

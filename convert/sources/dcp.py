@@ -42,7 +42,7 @@ class DcpTensor(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Where a part of a tensor, or an object, lies."""
+    """The place of a part of a tensor, or of an object."""
 
     file: str
     offset: int
@@ -131,7 +131,7 @@ class Dcp:
         return self._joined(key, *self._blocks(key, shape))
 
     def layers(self, key: str, shape: tuple[int, ...] | None = None) -> list[Sharded]:
-        """The same for each index of the leading dimension: the layers of a stacked tensor."""
+        """The layers of a stacked tensor, one per index of the leading dimension."""
         shape, blocks = self._blocks(key, shape)
         layers: list[list[Block]] = [[] for _ in range(shape[0])]
         for (first, *offset), stored in blocks:

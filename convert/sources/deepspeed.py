@@ -224,7 +224,7 @@ def _tensors_in(tree: Any) -> Iterator[tuple[str, Stored]]:
 
 
 def _model_weights(save: _Save) -> Stages:
-    """What the model files and the layer files hold: 16-bit weights, or all of a run without float32 weights."""
+    """The weights in model and layer files: 16-bit, or all of a run without float32 weights."""
     if save.layers:
         return [
             (f"layer_{number:02d}", [{f"{number}.{key}": tensor for key, tensor in rank.items()} for rank in ranks])

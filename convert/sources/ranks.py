@@ -170,7 +170,7 @@ def architecture(
 
 
 def true_vocabulary(rows: int, recorded: int | None) -> tuple[int, tuple[str, ...]]:
-    """How many of `rows` are tokens, and a note; `recorded` is the source's own number, if it has one.
+    """The number of `rows` that are tokens, and a note; `recorded` is the source's own number, if it has one.
 
     Raises CheckpointError if there are fewer rows than recorded.
     """

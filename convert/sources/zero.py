@@ -28,7 +28,7 @@ _STAGE3, _STAGE12 = "fp32_flat_groups", "single_partition_of_fp32_groups"
 
 @dataclass(frozen=True)
 class Partition:
-    """What one file holds; tuples are per group of parameters."""
+    """The content of one file; tuples are per group of parameters."""
 
     path: Path
     stage: int
@@ -45,7 +45,7 @@ class Partition:
 
     @property
     def shared(self) -> Mapping[str, Any]:
-        """What all optimizer files of a save have in common."""
+        """The values that all optimizer files of a save share."""
         return {
             "ZeRO stage": self.stage,
             "partition_count": self.ranks,

@@ -157,7 +157,7 @@ def read_index(manifest: Manifest) -> dict[str, Entry]:
 
 
 def stored_tensors(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], StoredTensor]]]]:
-    """The shape of each tensor, and where its parts lie, with their offsets."""
+    """The shape of each tensor, and its parts in files with their offsets."""
     index = read_index(manifest)
     files = {part.file for entry in index.values() for part in entry.parts}
     opened = {file: read_file(manifest.path / file) for file in files}

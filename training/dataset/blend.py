@@ -124,7 +124,7 @@ class Blend:
         return corpus, periods * self.weights[corpus] + int(self._index[rest])
 
     def taken(self, samples: int, corpus: int) -> int:
-        """How many of the first `samples` of the stream come from a corpus."""
+        """The number of the first `samples` of the stream that come from a corpus."""
         periods, rest = divmod(samples, self.period)
         return periods * self.weights[corpus] + int(np.count_nonzero(self._corpus[:rest] == corpus))
 

@@ -48,7 +48,7 @@ _OURS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """What a GPT-2 from elsewhere may have and ours lack; such a model can be used, not trained."""
+    """Settings of other GPT-2 models that ours lack; such a model can be used, not trained."""
 
     n_inner: int
     """Width of the MLP; ours is 4 * n_embd."""

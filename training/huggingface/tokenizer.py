@@ -67,7 +67,7 @@ def grown_rows(folder: Path, ours: Tokenizer, rows: int) -> list[int] | None:
 
 
 def token_count(folder: Path) -> int | None:
-    """How many ids the tokenizer files of a folder give, tokens added after the vocabulary included.
+    """The number of ids in the tokenizer files of a folder, added tokens included.
 
     None if there are no such files, or none that is understood.
     """

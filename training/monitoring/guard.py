@@ -30,7 +30,7 @@ _LIMIT = 10  # steps in a row that may be left out
 
 
 class Verdict(NamedTuple):
-    """What to do with a step."""
+    """The decision on a step."""
 
     taken: bool = True
     """Whether the optimiser takes it."""
@@ -78,7 +78,7 @@ class Guard:
         return self._verdict.problem if self._verdict.finite else ""
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs to decide in the same way: JSON."""
+        """The state as JSON, with which a resumed run decides in the same way."""
         scale = {"loss_scale": asdict(self._loss_scale)} if self._float16 else {}
         return {"losses": list(self._losses), "in_a_row": self._in_a_row, **scale}
 
@@ -87,7 +87,7 @@ class Guard:
         return judge(loss, grad_norm, self._losses, self._watch).taken
 
     def problem(self, loss: float, grad_norm: float) -> str:
-        """What is wrong with a step of these numbers; nothing if it only lowers the loss scale of float16."""
+        """The problem of a step with these numbers; empty if it only lowers the loss scale of float16."""
         verdict = judge(loss, grad_norm, self._losses, self._watch)
         lowers = self._float16 and not verdict.finite and self._loss_scale.after(True, self._train).at_floor < _LIMIT
         return "" if lowers else verdict.problem

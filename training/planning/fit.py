@@ -91,7 +91,7 @@ def _needs(prediction: Prediction) -> str:
 
 
 def _ways(given: Prediction, request: PlanRequest, here: bool = False) -> Iterator[str]:
-    """What to change so that the memory suffices: the layout, or the number of GPUs."""
+    """Changes that make it fit: another layout, or more GPUs."""
     machine, on_cpu = given.machine, given.machine.device == "cpu"
     if fitting := search(given.workload, machine, request):
         found = fitting[0]

@@ -163,7 +163,7 @@ def _head(workload: Workload, layout: Layout) -> int:
 
 
 class MemoryPhase(NamedTuple):
-    """What a pipeline rank holds in one phase of a step, in bytes."""
+    """The memory of a pipeline rank in one phase of a step, in bytes."""
 
     parameters: float
     moments: float

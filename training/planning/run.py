@@ -1,4 +1,4 @@
-"""What a run will do: its settings and data, checked and printed before it starts."""
+"""The plan of a run: its settings and data, checked and printed before it starts."""
 
 import fnmatch
 from dataclasses import dataclass, replace

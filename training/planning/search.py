@@ -72,7 +72,7 @@ class Prediction:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all GPUs together."""
+        """The speed of all GPUs together."""
         return self.layout.global_batch_size * self.workload.model.seq_len / self.step_seconds
 
     @property

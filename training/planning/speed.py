@@ -1,6 +1,6 @@
 """The time of one optimiser step in a layout, in seconds.
 
-The busiest pipeline rank sets the pace: its terms for all micro-batches, then what it waits for the others, then what
+The busiest pipeline rank sets the pace: its terms for all micro-batches, its waiting for other ranks, and the work that
 is done once per step. The model is of this trainer: flash attention, recompute that keeps products, ZeRO by FSDP2.
 docs/planning_model.md has the formulas; `python -m benchmarks.planning` shows the errors against published runs.
 """
@@ -50,7 +50,7 @@ def flops_per_token(model: ModelSettings) -> int:
 
 
 def busiest_traffic(workload: Workload, layout: Layout, machine: Machine) -> Traffic:
-    """What a GPU of the pipeline rank with the most layers sends per step."""
+    """The traffic of a GPU of the pipeline rank with the most layers."""
     ranks = (held(workload.model, layout, rank) for rank in (layout.pipeline - 1, 0))
     return traffic(workload, layout, machine, max(ranks, key=lambda shards: shards.layers))
 
@@ -180,7 +180,7 @@ def _weight_bytes(layout: Layout, parameters: int, element: int) -> float:
 
 
 def _data_parallel(layout: Layout, sent: Traffic, forward: float) -> list[Term]:
-    """What computation does not hide; `forward`: seconds of a micro-batch's forward pass, half of its backward pass."""
+    """Communication that computation does not hide; `forward`: seconds of a micro-batch's forward pass."""
     gathers, scatters = rounds(layout)
 
     def exposed(sent_bytes: float, window: float) -> float:

@@ -51,7 +51,7 @@ def _neighbours(machine: Machine, size: int, world_size: int) -> Group:
 
 
 class Traffic(NamedTuple):
-    """What one GPU of a pipeline rank sends per step, in bytes, and the groups that it sends to."""
+    """The bytes that one GPU of a pipeline rank sends per step, and the groups that it sends to."""
 
     tensor_ranks: Group
     pipeline_ranks: Group
@@ -77,7 +77,7 @@ class Traffic(NamedTuple):
 
 
 def traffic(workload: Workload, layout: Layout, machine: Machine, shards: Shards) -> Traffic:
-    """What one GPU of the pipeline rank that holds `shards` (before ZeRO) sends."""
+    """The traffic of one GPU of the pipeline rank that holds `shards` (before ZeRO)."""
     tensor, data, count, world = layout.tensor, layout.data, layout.accumulation, layout.world_size
     gathers, scatters = rounds(layout)
     ring = shards.total * (data - 1) / data
