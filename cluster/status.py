@@ -45,35 +45,6 @@ Queues = Mapping[str, Mapping[str, QueuedJob] | None]
 """What `ask_slurm` returned, by executor."""
 
 
-def _is_run(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file() or (folder / "models").is_dir()
-
-
-def _models(run: Path, settings: Settings | None) -> list[Path]:
-    """The model folders of a run, planned or existing."""
-    existing = [path for path in sorted((run / "models").glob("*")) if path.is_dir()]
-    planned = [settings.model_folder(name) for name in settings.train_models] if settings else []
-    return list(dict.fromkeys([*planned, *existing]))
-
-
-def _settings(run: Path) -> Settings | None:
-    """The resolved settings of a run, with the path that was given for it; None if they cannot be read."""
-    try:
-        return load_settings(run / "config.yaml").model_copy(update={"run": run})
-    except (ConfigError, InputError, OSError):
-        return None
-
-
-def _query(jobs: Sequence[Job], arrays: Iterable[str]) -> tuple[Queues, str]:
-    """The queues with these jobs and Slurm arrays, and a remark if Slurm does not answer."""
-    queues, remark = {"local": ask_slurm([job for job in jobs if job.executor == "local"])}, SILENT
-    try:
-        queues["slurm"] = ask_slurm([job for job in jobs if job.executor == "slurm"], arrays)
-    except InputError as error:  # not a login node
-        queues["slurm"], remark = None, str(error)
-    return queues, f"{remark}; states are those of the files" if queues["slurm"] is None else ""
-
-
 def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[dict[str, Any]], str]:
     """Tables of runs and model folders, the status of each model folder, and a remark if Slurm does not answer."""
     settings = {run: _settings(run) for run in runs}
@@ -99,6 +70,35 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
         blocks.append("\n\n".join(filter(None, [f"{run}{base}:", corpus, trainings(run_models[run], "model")])))
     existing = [status for path, status in statuses.items() if path.is_dir()]
     return "\n\n\n".join(filter(None, blocks)), existing, remark
+
+
+def _query(jobs: Sequence[Job], arrays: Iterable[str]) -> tuple[Queues, str]:
+    """The queues with these jobs and Slurm arrays, and a remark if Slurm does not answer."""
+    queues, remark = {"local": ask_slurm([job for job in jobs if job.executor == "local"])}, SILENT
+    try:
+        queues["slurm"] = ask_slurm([job for job in jobs if job.executor == "slurm"], arrays)
+    except InputError as error:  # not a login node
+        queues["slurm"], remark = None, str(error)
+    return queues, f"{remark}; states are those of the files" if queues["slurm"] is None else ""
+
+
+def _models(run: Path, settings: Settings | None) -> list[Path]:
+    """The model folders of a run, planned or existing."""
+    existing = [path for path in sorted((run / "models").glob("*")) if path.is_dir()]
+    planned = [settings.model_folder(name) for name in settings.train_models] if settings else []
+    return list(dict.fromkeys([*planned, *existing]))
+
+
+def _settings(run: Path) -> Settings | None:
+    """The resolved settings of a run, with the path that was given for it; None if they cannot be read."""
+    try:
+        return load_settings(run / "config.yaml").model_copy(update={"run": run})
+    except (ConfigError, InputError, OSError):
+        return None
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() or (folder / "models").is_dir()
 
 
 def model_status(folder: Path, job: Job | None, queue: Mapping[str, QueuedJob] | None) -> dict[str, Any]:
