@@ -1,12 +1,12 @@
-"""Measure the layouts that the planner expects to be the fastest, and choose the one that is.
+"""Measure the layouts with the fastest predictions, and choose the fastest one.
 
     python -m cluster.autotune --config config.yaml --model tiny --gpus 2
     python -m cluster.autotune --config run.yaml --model gpt2_345m --gpus 16 --top 8 --write best.yaml
 
 Runs a few steps of each of the best `--top` predicted layouts with `training.probe`, one job after the other, submitted
-like those of `cluster.submit`. A layout that fails is reported, and the others go on. RUN/autotune/NAME has a
-result per layout, layout_HASH.json, named after everything that it depends on: the same command, started again,
-measures only what is missing. Ctrl-C ends the job. `--write` gets the keys of the layout with the most tokens per
+like those of `cluster.submit`. A layout that fails is reported, and the next ones are measured. RUN/autotune/NAME
+has a result per layout, layout_HASH.json; the hash covers everything that it depends on. A rerun measures only what is
+missing. Ctrl-C ends the job. `--write` gets the keys of the layout with the most tokens per
 second. Exit code 2: no layout could be measured.
 """
 
@@ -37,14 +37,14 @@ _LAG = 20.0  # seconds for a job's last file to appear on a network file system
 
 
 def best_layouts(experiment: Experiment, machine: Machine, request: PlanRequest) -> list[tuple[Prediction, Experiment]]:
-    """The layouts that fit, the fastest first, each with the experiment in it."""
-    found = []
+    """The layouts that fit, fastest first, each with the experiment in that layout."""
+    layouts = []
     for prediction in search(Workload.of(experiment, machine), machine, request):
         try:
-            found.append((prediction, prediction.layout.apply(experiment)))
+            layouts.append((prediction, prediction.layout.apply(experiment)))
         except ValueError:  # another key rules it out, such as train.compile
             continue
-    return found
+    return layouts
 
 
 def trial_name(experiment: Experiment, machine: Machine, container: str, steps: int) -> str:
@@ -56,7 +56,7 @@ def trial_name(experiment: Experiment, machine: Machine, container: str, steps: 
 def autotune(
     settings: Settings, name: str, request: PlanRequest, options: argparse.Namespace
 ) -> tuple[Prediction, dict[str, float]]:
-    """Measure the best layouts, print them as they come; returns the fastest, and its figures.
+    """Measure the best layouts, and print each result; returns the fastest layout and its figures.
 
     Raises ConfigError if no layout fits, and JobError if none could be measured.
     """
@@ -71,55 +71,55 @@ def autotune(
     folder, chosen = (settings.run / "autotune" / name).resolve(), layouts[: options.top]
     trials = [trial_name(changed, machine, cluster.container, options.steps) for _, changed in chosen]
     models = {trial: changed for trial, (_, changed) in zip(trials, chosen, strict=True)}
-    own = settings.model_copy(update={"run": folder, "models": models, "train_models": []})
+    trial_settings = settings.model_copy(update={"run": folder, "models": models, "train_models": []})
     folder.mkdir(parents=True, exist_ok=True)
-    of = f"{len(layouts)} layouts of {request.gpus} x {machine.name}, {options.steps} steps each"
-    print(f"{name}: the best {len(trials)} of {of}; results in {folder}", flush=True)
+    total = f"{len(layouts)} layouts of {request.gpus} x {machine.name}, {options.steps} steps each"
+    print(f"{name}: the best {len(trials)} of {total}; results in {folder}", flush=True)
     best: tuple[Prediction, dict[str, float]] | None = None
     for number, (trial, (prediction, _)) in enumerate(zip(trials, chosen, strict=True), 1):
         output = folder / f"{trial}.json"
-        if not (found := _result(output).get("measured")):
-            failed = _measure(own, trial, output, options)
-            found = _result(output).get("measured")
-        print(f"{number:2}  {_figures(prediction, found) if found else f'failed: {failed}'}", flush=True)
+        if not (measured := _result(output).get("measured")):
+            failed = _measure(trial_settings, trial, output, options)
+            measured = _result(output).get("measured")
+        print(f"{number:2}  {_figures(prediction, measured) if measured else f'failed: {failed}'}", flush=True)
         print(f"    {prediction.layout}", flush=True)
-        if found and (best is None or found["tokens_per_second"] > best[1]["tokens_per_second"]):
-            best = prediction, found
+        if measured and (best is None or measured["tokens_per_second"] > best[1]["tokens_per_second"]):
+            best = prediction, measured
     if best is None:
         raise JobError(f"{name}: none of {len(trials)} layouts could be measured; {failed}")
     return best
 
 
-def _measure(own: Settings, trial: str, output: Path, options: argparse.Namespace) -> str:
+def _measure(settings: Settings, trial: str, output: Path, options: argparse.Namespace) -> str:
     """Run the job of a layout; returns why there is no result, if there is none."""
     output.unlink(missing_ok=True)  # the failure of an earlier start
-    probing = ("--steps", str(options.steps), "--output", str(output))
-    snapshot = make_snapshot(own, own.run)
-    training = TrainingJob(str(snapshot / "settings.yaml"), trial, "training.probe", probing, requeue=False)
+    probe_options = ("--steps", str(options.steps), "--output", str(output))
+    snapshot = make_snapshot(settings, settings.run)
+    training = TrainingJob(str(snapshot / "settings.yaml"), trial, "training.probe", probe_options, requeue=False)
     try:
-        job, state = _run_to_end(own, training, options.minutes, output)
+        job, state = _run_to_end(settings, training, options.minutes, output)
     except ToolkitError as error:  # Slurm refuses it, or would never start it
         return str(error)
     path, lines = log_tail(job, 3)
     return f"{_result(output).get('failed') or f'no result ({state})'}; log: {path} {' | '.join(lines)}"
 
 
-def _run_to_end(own: Settings, training: TrainingJob, minutes: int, output: Path) -> tuple[Job, str]:
-    """Run a job; returns it, and how Slurm says it ended. It is ended if this process is.
+def _run_to_end(settings: Settings, training: TrainingJob, minutes: int, output: Path) -> tuple[Job, str]:
+    """Run a job; returns it and its last state in Slurm. Cancels it if this process is interrupted.
 
     Once it has ended, its file `output` may take a while to appear. Raises JobError if Slurm would never start it.
     """
-    name, job, ended = training.model, start(own, training, minutes), 0.0
+    name, job, ended = training.model, start(settings, training, minutes), 0.0
     try:
         for known in poll(name, job):
-            seen = (known or {}).get(job.id)
-            if seen is not None and seen.unschedulable:
-                raise JobError(f"{name}: {slurm.never_starts(seen)}")
-            if known is None or (seen is not None and seen.active):
+            queued = (known or {}).get(job.id)
+            if queued is not None and queued.unschedulable:
+                raise JobError(f"{name}: {slurm.never_starts(queued)}")
+            if known is None or (queued is not None and queued.active):
                 continue
             ended = ended or time.monotonic()
             if output.exists() or job.executor == "local" or time.monotonic() > ended + _LAG:
-                return job, seen.state if seen is not None else "ended"
+                return job, queued.state if queued is not None else "ended"
     except BaseException:
         end(job)
         raise
@@ -127,16 +127,16 @@ def _run_to_end(own: Settings, training: TrainingJob, minutes: int, output: Path
 
 
 def _result(output: Path) -> dict[str, Any]:
-    """What the probe wrote: {"measured": figures}, {"failed": reason}; empty if it has not."""
+    """The probe's result: {"measured": figures}, {"failed": reason}; empty if it has not."""
     return dict(read_json(output)) if output.exists() else {}
 
 
-def _figures(prediction: Prediction, found: dict[str, float]) -> str:
-    """What was measured and predicted; on CPUs, speed is not predicted."""
-    held = readable_bytes(prediction.memory_bytes)
+def _figures(prediction: Prediction, figures: dict[str, float]) -> str:
+    """Measured and predicted figures; on CPUs, speed is not predicted."""
+    memory = readable_bytes(prediction.memory_bytes)
     speed = f"{prediction.tokens_per_second:,.0f} tokens/s, " * (prediction.machine.device != "cpu")
-    measured = f"{found['tokens_per_second']:,.0f} tokens/s, {readable_bytes(found['memory'])}"
-    return f"{measured} (predicted {speed}{held})"
+    measured = f"{figures['tokens_per_second']:,.0f} tokens/s, {readable_bytes(figures['memory'])}"
+    return f"{measured} (predicted {speed}{memory})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,9 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     experiment = settings.models[name]
     gpus = arguments.gpus or processes_of(experiment, settings.cluster)
     request = PlanRequest(gpus, experiment.train.global_batch_size, arguments.micro_batch_size)
-    prediction, found = autotune(settings, name, request, arguments)
+    prediction, figures = autotune(settings, name, request, arguments)
     text = config_text(name, prediction.layout)
-    print(f"fastest: {prediction.layout} with {found['tokens_per_second']:,.0f} tokens/s")
+    print(f"fastest: {prediction.layout} with {figures['tokens_per_second']:,.0f} tokens/s")
     if arguments.write is None:
         print(text, end="")
     else:

@@ -4,8 +4,8 @@
     python -m cluster.cancel results/demo/models/tiny --now
 
 A job that waits in the queue is removed from it. `--now` does not wait for the step and the checkpoint: Slurm sends
-SIGTERM, and SIGKILL after its KillWait; without Slurm it is 10 seconds. A job that was cancelled stays cancelled:
-`cluster.submit --wait` and Snakemake end with an error, and nothing submits it again but a person.
+SIGTERM, and SIGKILL after its KillWait; without Slurm it is 10 seconds. A cancelled job stays cancelled:
+`cluster.submit --wait` and Snakemake end with an error, and only a person can submit it again.
 """
 
 import sys
@@ -40,20 +40,20 @@ def cancel(folder: Path, job: Job, now: bool = False) -> State:
 
     Raises JobError if it must be cancelled through the controller, which does not answer.
     """
-    told, ticker = "", Ticker()
-    for state, seen in states(folder, job):
+    last_action, ticker = "", Ticker()
+    for state, queued in states(folder, job):
         if state.state in FINAL:
             break
-        pending = seen is not None and seen.state == "PENDING"
-        doing = "removing it from the queue" if pending else "ending it at once"
+        pending = queued is not None and queued.state == "PENDING"
+        action = "removing it from the queue" if pending else "ending it at once"
         if not (pending or now):
-            doing = "waiting until it has finished its step and saved"
+            action = "waiting until it has finished its step and saved"
             stop_file(folder).touch()  # also if it was requeued since
-        if told != doing:
-            print(f"{folder.name}: job {job.id} {state}; {doing}", flush=True)
+        if action != last_action:
+            print(f"{folder.name}: job {job.id} {state}; {action}", flush=True)
             if pending or now:
                 _kill(folder, job)
-        told = doing
+        last_action = action
         ticker.show(partial(progress, folder, job, state))
     stop_file(folder).unlink(missing_ok=True)  # the job ended before it saw the file, which would stop the next one
     if not state.time:

@@ -1,4 +1,4 @@
-"""How far the corpus of a run is: finished shards per step, from the files of the run folder.
+"""The progress of a run's corpus: finished shards per step, from the files of the run folder.
 
 A step's output appears whole or not at all, so a file that exists is a shard that is done; one of an earlier
 configuration counts until Snakemake makes it again.
@@ -52,7 +52,7 @@ def steps_table(settings: Settings, tasks: Iterable[Task], known: Mapping[str, Q
 
 
 def _in_slurm(tasks: Iterable[Task], known: Mapping[str, QueuedJob] | None) -> Counter[tuple[str, str]]:
-    """Shards by (step, running, queued or failed). Without an answer of Slurm, what the files tell."""
+    """Shards by (step, running, queued or failed). If Slurm does not answer, from the files."""
     counts: Counter[tuple[str, str]] = Counter()
     for task in tasks:
         job = known.get(task.job) if known is not None else None

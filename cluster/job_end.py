@@ -1,11 +1,10 @@
-"""Decide, at the end of a Slurm job's batch script, whether the job is finished, has failed, or is requeued.
+"""Decide at the end of a Slurm job's batch script whether the job is finished, failed, or requeued.
 
     python -m cluster.job_end --folder results/demo/models/tiny --code 75 --max-restarts 3
 
-Slurm itself requeues a job only if its node dies or it is preempted without grace: a job that saves and leaves politely
-would be FAILED. So the script requeues it before it ends, after a time limit, a preemption or the death of a rank. It
-does not if a person has stopped or cancelled it, if the error needs a person, or if it has restarted too often without
-a new checkpoint.
+Slurm itself requeues a job only if its node dies or it is preempted without grace; a job that saves and exits would be
+FAILED. So the script requeues it after a time limit, a preemption or the death of a rank, but not if a person has
+stopped or cancelled it, if the error needs a person, or if it has restarted too often without a new checkpoint.
 """
 
 import os
@@ -29,7 +28,7 @@ _PATIENCE = 600.0  # seconds to wait for a controller that does not answer
 _RETRY = 2.0
 _REFUSED = "Slurm refused to requeue it"
 _LOST = {"PREEMPTED": "preempted", "TIMEOUT": "time limit", "NODE_FAIL": "node failure"}
-"""What the end of a job whose batch script was killed is called; other ends are not for a requeue."""
+"""Slurm's states after which a job without its batch script is requeued, and our name for each."""
 _MEMORY = "out of memory; raise cluster.mem_gb_per_task"
 # What slurmstepd and srun print, of several versions, with cgroups and with OverMemoryKill.
 _OUT_OF_MEMORY = re.compile(r"^(slurmstepd|srun).*(oom.kill|Out Of Memory|exceeded memory limit)", re.MULTILINE)
@@ -53,7 +52,7 @@ class Ended(NamedTuple):
 
 
 def decide(end: Ended, before: State, max_restarts: int) -> State | None:
-    """The state of the job from now on; None if Slurm has requeued it already, so that this end does not matter."""
+    """The state of the job from now on; None if Slurm has requeued it already."""
     if int(end.slurm.get("Restarts", end.restarts)) != end.restarts:
         return None
     after = replace(before, restarts=end.restarts, checkpoint=end.newest)
@@ -74,7 +73,7 @@ def decide(end: Ended, before: State, max_restarts: int) -> State | None:
 
 
 def _again(before: State, restarts: int, newest: int, why: str, max_restarts: int) -> State:
-    """The state of a job that should go on: requeued, unless it has restarted too often without a new checkpoint."""
+    """The state of a job that should continue: requeued, unless it has restarted too often without a new checkpoint."""
     after = replace(before, restarts=restarts, checkpoint=newest)
     without = 0 if newest > before.checkpoint else before.restarts_without_progress + 1
     if without > max_restarts:
@@ -97,14 +96,14 @@ def _reason(end: Ended) -> str:
 
 
 def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int) -> int:
-    """Record how this start of a job ended, and requeue it if it should go on; returns the batch script's exit code."""
+    """Record the end of this start, and requeue the job if it should continue; returns the batch script's exit code."""
     if code == LOCK_LOST:
-        print("another start of this training has the model folder; this one leaves")
+        print("another start of this training holds the model folder; this one exits")
         return 0
     before = read_state(folder, job) or State(job.id, "running")
     newest = newest_iteration(folder)
     stopped = stop_file(folder).exists() or stopped_mark(folder).exists()  # or asked, but it died first
-    details = _patiently(lambda: slurm.details(job.id)) or {} if code else {}
+    details = _wait_for_answer(lambda: slurm.details(job.id)) or {} if code else {}
     path = log_path(replace(job, logs=str(folder / "logs")))
     log = path.read_text(encoding="utf-8", errors="replace") if code and path.exists() else ""
     after = decide(Ended(code, restarts, details, newest, stopped, log), before, max_restarts)
@@ -132,8 +131,8 @@ def requeue_dead(folder: Path, job: Job, state: State, max_restarts: int) -> Sta
     return state
 
 
-def _patiently(ask: Callable[[], Answer | None]) -> Answer | None:
-    """The first answer of a controller, which may be silent for a while."""
+def _wait_for_answer(ask: Callable[[], Answer | None]) -> Answer | None:
+    """The first answer of the controller, within _PATIENCE seconds."""
     deadline = time.monotonic() + _PATIENCE
     while not (answer := ask()) and time.monotonic() < deadline:
         time.sleep(_RETRY)
@@ -141,14 +140,14 @@ def _patiently(ask: Callable[[], Answer | None]) -> Answer | None:
 
 
 def _requeue(job: str) -> bool:
-    """Requeue a job; returns whether the controller did it."""
+    """Requeue a job; returns whether the controller accepted it."""
 
     def ask() -> str | None:
         if slurm.requeue(job):
             return "done"
         return "never" if (slurm.details(job) or {}).get("Requeue") == "0" else None
 
-    return _patiently(ask) == "done"
+    return _wait_for_answer(ask) == "done"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

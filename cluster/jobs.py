@@ -1,8 +1,8 @@
 """One training job: its record, its state, and whether it is alive.
 
 MODEL_FOLDER/job.json records the last job that was submitted. It outlives the submitting process, so that a second
-submission finds the first job. MODEL_FOLDER/state.json says how that job stands, as its submission, its end or a person
-recorded it. `current_state` alone says how a job stands now, from that record, the other files and Slurm.
+submission finds the first job. MODEL_FOLDER/state.json is the job's last recorded state, written by its submission, its
+end or a person. `current_state` alone determines the state now, from that record, the other files and Slurm.
 """
 
 import re
@@ -30,7 +30,7 @@ FINAL = ("finished", "failed", "cancelled", "out of restarts")
 ASKED = "a person asked it to stop"
 SILENT = "the Slurm controller does not answer"
 POLL = {"local": 0.5, "slurm": 5.0}
-"""Seconds between two looks at jobs, by executor."""
+"""Seconds between two queries of a job, by executor."""
 _WRITES = 100  # attempts to write state.json, 0.1 s apart
 
 
@@ -45,14 +45,14 @@ class Job:
     logs: str
     """Folder of the job's logs."""
     name: str = ""
-    """Unique per model folder: by it a job is found that Slurm accepted and nobody recorded."""
+    """Unique per model folder: identifies a job that Slurm accepted and nobody recorded."""
     snapshot: str = ""
     """Folder with the code and the settings that the job runs."""
 
 
 @dataclass(frozen=True)
 class State:
-    """How a job stands."""
+    """The state of a job."""
 
     job: str
     state: StateName
@@ -118,7 +118,7 @@ def write_state(folder: Path, state: State) -> State:
 
 
 def ask_slurm(jobs: Sequence[Job], others: Iterable[str] = ()) -> Mapping[str, QueuedJob] | None:
-    """What Slurm, or this machine, knows of each job, by id: one squeue call for all. None: the controller is silent.
+    """The jobs that Slurm or this machine still knows, by id, from one squeue call; None if the controller is silent.
 
     Jobs that are unknown are left out. `others`: further ids of Slurm jobs.
     """
@@ -135,7 +135,7 @@ def ask_slurm(jobs: Sequence[Job], others: Iterable[str] = ()) -> Mapping[str, Q
 
 
 def poll(name: str, job: Job) -> Iterator[Mapping[str, QueuedJob] | None]:
-    """What `ask_slurm` finds, again and again, POLL seconds apart; says once that the controller is silent."""
+    """Yield `ask_slurm` every POLL seconds; prints once that the controller is silent."""
     silent = False
     while True:
         known = ask_slurm([job])
@@ -147,7 +147,7 @@ def poll(name: str, job: Job) -> Iterator[Mapping[str, QueuedJob] | None]:
 
 
 def states(folder: Path, job: Job) -> Iterator[tuple[State, QueuedJob | None]]:
-    """How a job stands, and what Slurm knows of it, again and again; see `poll`."""
+    """Yield the state of a job, and its entry in Slurm's queue; see `poll`."""
     for known in poll(folder.name, job):
         yield current_state(folder, job, known), (known or {}).get(job.id)
 
@@ -163,19 +163,19 @@ def _is_local_alive(job: Job) -> bool:
 
 
 def current_state(folder: Path, job: Job, known: Mapping[str, QueuedJob] | None) -> State:
-    """How a job stands, from the files of its model folder and what `ask_slurm` returned.
+    """The state of a job, from the files of its model folder and what `ask_slurm` returned.
 
-    Its `time` is 0 if nobody has recorded it so.
+    Its `time` is 0 if it is not recorded.
     """
     recorded = read_state(folder, job) or State(job.id, "queued")
-    seen = known.get(job.id) if known is not None else None
+    queued = (known or {}).get(job.id)
     claimed = claimed_restarts(folder, job)
     now = replace(recorded, reason="", time=0.0)
-    if seen is not None and seen.active:
-        if seen.state == "PENDING":
+    if queued is not None and queued.active:
+        if queued.state == "PENDING":
             # a job that Slurm itself requeues, after the loss of a node, does not record it
             started = recorded.restarts > 0 or claimed is not None or log_path(job).exists()
-            return replace(now, state="requeued" if started else "queued", reason=seen.reason)
+            return replace(now, state="requeued" if started else "queued", reason=queued.reason)
         return replace(now, state="running", restarts=max(recorded.restarts, claimed or 0))
     if recorded.state in FINAL:
         return recorded
@@ -186,15 +186,15 @@ def current_state(folder: Path, job: Job, known: Mapping[str, QueuedJob] | None)
     if known is None:
         running = claimed is not None and claimed >= recorded.restarts
         return replace(now, state="running" if running else recorded.state, reason=SILENT)
-    if seen is not None and seen.state == "CANCELLED":
+    if queued is not None and queued.state == "CANCELLED":
         return replace(now, state="cancelled", reason="scancel")
     last = [line.removeprefix("error: ") for line in log_tail(job, 1)[1] if line.startswith("error: ")]
     reason = last[0] if last else "it exited without an error message; its log may say why"
-    return replace(now, state="failed", reason=f"Slurm's state: {seen.state}" if seen else reason)
+    return replace(now, state="failed", reason=f"Slurm's state: {queued.state}" if queued else reason)
 
 
 def progress(folder: Path, job: Job, state: State) -> str:
-    """One line on a job: its state, and how far its training is."""
+    """One line: the job's state, and the progress of its training."""
     line, last = f"{folder.name}: job {job.id} {state}", progress_of(folder)
     if not last or state.state != "running":
         return line
@@ -212,7 +212,7 @@ def total_iterations(folder: Path, job: Job | None) -> int | None:
 
 
 def claimed_restarts(folder: Path, job: Job) -> int | None:
-    """How often a job had been requeued when it claimed its model folder; None if the folder is not the job's."""
+    """The requeues of a job before it claimed its model folder; None if the folder is not the job's."""
     with suppress(OSError, InputError, KeyError, TypeError):
         owner = str(read_json(folder / "owner.json")["job"])  # such as slurm-4711.0-2 or local-4711
         if match := re.fullmatch(rf"{job.executor}-{job.id}(?:\.\w+-(\d+))?", owner):

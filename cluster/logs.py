@@ -25,16 +25,16 @@ def _print(data: bytes) -> None:
 
 def follow(folder: Path, job: Job, path: Path, position: int) -> None:
     """Print what is appended to a log after `position`, until the job has ended."""
-    told = ""
+    reported = ""
     for state, _ in states(folder, job):  # before the last lines are read
         if path.exists():
             with path.open("rb") as file:
                 file.seek(position)
                 _print(file.read())
                 position = file.tell()
-        if (state.state in FINAL or not path.exists()) and told != str(state):
-            told = str(state)
-            note(f"{folder.name}: job {job.id} {told}")
+        if (state.state in FINAL or not path.exists()) and reported != str(state):
+            reported = str(state)
+            note(f"{folder.name}: job {job.id} {reported}")
         if state.state in FINAL:
             return
 

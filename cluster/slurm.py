@@ -128,7 +128,7 @@ def queue(ids: Iterable[str] = (), name: str = "") -> list[QueuedJob] | None:
 
 
 def details(job: str) -> dict[str, str] | None:
-    """What `scontrol show job` says about a job, by key; None if the controller is silent or has forgotten the job."""
+    """The output of `scontrol show job`, by key; None if the controller is silent or has forgotten the job."""
     answer = _run(["scontrol", "--oneliner", "show", "job", job])
     if answer is None or answer.returncode:
         return None
@@ -140,9 +140,9 @@ def _pairs(line: str) -> dict[str, str]:
 
 
 def cores_per_gpu(gres: str, gpus: int, partition: str) -> int:
-    """The cores that each GPU has to itself on the nodes with so many (`gpus`), on the poorest of them.
+    """The smallest number of cores per GPU on any node with at least `gpus` GPUs.
 
-    At least 1, which is also the answer where Slurm does not tell. `partition`: one or several; empty: all nodes.
+    At least 1, also if Slurm does not answer. `partition`: one or several; empty: all nodes.
     """
     try:
         answer = _run(["scontrol", "--oneliner", "show", "node"])

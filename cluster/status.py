@@ -1,11 +1,11 @@
-"""Show how runs stand: the shards of each corpus step, and the state, iteration, losses and speed of each training.
+"""Show the progress of runs: shards per corpus step; state, iteration, losses and speed per training.
 
     python -m cluster.status
     python -m cluster.status results/demo --watch
     python -m cluster.status results/demo/models/tiny --json
 
-Without a folder it shows every run below results/. Slurm is asked once for all of them; if it does not answer, the
-states are those that the files tell. --watch draws the table again every 5 seconds, until Ctrl-C.
+Without a folder it shows every run below results/. One squeue call covers all of them; if Slurm does not answer, states
+come from the files. --watch redraws the table every 5 seconds, until Ctrl-C.
 """
 
 import math
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -40,80 +41,80 @@ ALIGN = "llllrrrrrr"
 _LONGEST_REASON = 60  # characters in the table; --json has all of it
 INTERVAL = 5.0
 """Seconds between two refreshes."""
-Known = Mapping[str, Mapping[str, QueuedJob] | None]
+Queues = Mapping[str, Mapping[str, QueuedJob] | None]
+"""What `ask_slurm` returned, by executor."""
 
 
-def _is_run(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file() or (folder / "models").is_dir()
+def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[dict[str, Any]], str]:
+    """Tables of runs and model folders, the status of each model folder, and a remark if Slurm does not answer."""
+    settings = {run: _settings(run) for run in runs}
+    tasks = {run: list(batches.recorded(run)) for run in runs}
+    run_models = {run: _models(run, settings[run]) for run in runs}
+    jobs = {path: read_job(path) for path in chain(models, *run_models.values())}
+    arrays = {task.job.partition("_")[0] for task in chain(*tasks.values()) if task.job}
+    queues, remark = _query([job for job in jobs.values() if job], sorted(arrays))
+    statuses = {path: model_status(path, job, queues[job.executor] if job else None) for path, job in jobs.items()}
+
+    def trainings(paths: Sequence[Path], heading: str) -> str:
+        """The table of some trainings; `heading` is that of the first column, with their folders or names."""
+        rows = [[str(path) if heading == COLUMNS[0] else path.name, *row(statuses[path])] for path in paths]
+        spikes = [(path.name, statuses[path]["spikes"], ", ".join(statuses[path]["worst"][:3])) for path in paths]
+        spiked = [f"{name}: spikes {n}, last in {worst or 'every sample'}" for name, n, worst in spikes if n]
+        return "\n".join([text_table([(heading, *COLUMNS[1:]), *rows], ALIGN), *spiked]) if rows else ""
+
+    blocks = [trainings(models, COLUMNS[0])]
+    for run in runs:
+        loaded = settings[run]
+        corpus = steps_table(loaded, tasks[run], queues["slurm"]) if loaded else ""
+        base = f" grows {', '.join(map(str, loaded.base))}" if loaded and loaded.base else ""
+        blocks.append("\n\n".join(filter(None, [f"{run}{base}:", corpus, trainings(run_models[run], "model")])))
+    existing = [status for path, status in statuses.items() if path.is_dir()]
+    return "\n\n\n".join(filter(None, blocks)), existing, remark
+
+
+def _query(jobs: Sequence[Job], arrays: Iterable[str]) -> tuple[Queues, str]:
+    """The queues with these jobs and Slurm arrays, and a remark if Slurm does not answer."""
+    queues, remark = {"local": ask_slurm([job for job in jobs if job.executor == "local"])}, SILENT
+    try:
+        queues["slurm"] = ask_slurm([job for job in jobs if job.executor == "slurm"], arrays)
+    except InputError as error:  # not a login node
+        queues["slurm"], remark = None, str(error)
+    return queues, f"{remark}; states are those of the files" if queues["slurm"] is None else ""
 
 
 def _models(run: Path, settings: Settings | None) -> list[Path]:
-    """The model folders of a run: those that it will train, and those that exist."""
+    """The model folders of a run, planned or existing."""
     existing = [path for path in sorted((run / "models").glob("*")) if path.is_dir()]
     planned = [settings.model_folder(name) for name in settings.train_models] if settings else []
     return list(dict.fromkeys([*planned, *existing]))
 
 
 def _settings(run: Path) -> Settings | None:
-    """The resolved settings of a run, with the folder by which it is known here; None if there are none to read."""
+    """The resolved settings of a run, with the path that was given for it; None if they cannot be read."""
     try:
         return load_settings(run / "config.yaml").model_copy(update={"run": run})
     except (ConfigError, InputError, OSError):
         return None
 
 
-def _ask(jobs: Iterable[Job], arrays: Iterable[str] = ()) -> tuple[Known, str]:
-    """What is known of jobs and of further ids in Slurm, by executor, and a remark if Slurm does not answer."""
-    of = {name: [job for job in jobs if job.executor == name] for name in ("local", "slurm")}
-    known, remark = {"local": ask_slurm(of["local"])}, SILENT
-    try:
-        known["slurm"] = ask_slurm(of["slurm"], arrays)
-    except InputError as error:  # not a login node
-        known["slurm"], remark = None, str(error)
-    return known, f"{remark}; states are those of the files" if known["slurm"] is None else ""
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file() or (folder / "models").is_dir()
 
 
-def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[dict[str, Any]], str]:
-    """Runs and model folders as text, what is known of each model folder, and a remark if Slurm does not answer."""
-    settings = {run: _settings(run) for run in runs}
-    tasks = {run: list(batches.recorded(run)) for run in runs}
-    of_run = {run: _models(run, settings[run]) for run in runs}
-    jobs = {path: read_job(path) for path in (*models, *(path for found in of_run.values() for path in found))}
-    arrays = {task.job.partition("_")[0] for found in tasks.values() for task in found if task.job}
-    known, remark = _ask([job for job in jobs.values() if job], sorted(arrays))
-    statuses = {path: model_status(path, job, known[job.executor] if job else None) for path, job in jobs.items()}
-
-    def trainings(paths: Sequence[Path], first: str) -> str:
-        """The table of some trainings; `first` is the head of the column with their folders or names."""
-        rows = [[str(path) if first == COLUMNS[0] else path.name, *row(statuses[path])] for path in paths]
-        of = [(path.name, statuses[path]["spikes"], statuses[path]["worst"]) for path in paths]
-        spiked = [f"{name}: spikes {n}, last in {', '.join(last[:3]) or 'every sample'}" for name, n, last in of if n]
-        return "\n".join([text_table([(first, *COLUMNS[1:]), *rows], ALIGN), *spiked]) if rows else ""
-
-    blocks = [trainings(models, COLUMNS[0])]
-    for run in runs:
-        own = settings[run]
-        corpus = steps_table(own, tasks[run], known["slurm"]) if own else ""
-        grown = f" grows {', '.join(map(str, own.base))}" if own and own.base else ""
-        blocks.append("\n\n".join(filter(None, [f"{run}{grown}:", corpus, trainings(of_run[run], "model")])))
-    existing = [status for path, status in statuses.items() if path.is_dir()]
-    return "\n\n\n".join(filter(None, blocks)), existing, remark
-
-
-def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob] | None) -> dict[str, Any]:
-    """What is known of a model folder: losses in nats, times in seconds, None for what is unknown."""
+def model_status(folder: Path, job: Job | None, queue: Mapping[str, QueuedJob] | None) -> dict[str, Any]:
+    """The status of a model folder: losses in nats, times in seconds, None for unknown values."""
     done = folder / "done.json"
     train, valid = ((read_rows(folder / f"{name}.csv") or [{}])[-1] for name in ("train", "valid"))
     iteration, total = _number(train.get("iteration")), total_iterations(folder, job)
-    iteration = max(iteration or 0, newest_iteration(folder)) or None  # a run that was stopped between two rows
+    iteration = max(iteration or 0, newest_iteration(folder)) or None  # checkpoints may be newer than the last row
     state = "finished" if done.exists() else "no job" if folder.is_dir() else "not started"
     status: dict[str, Any] = {"folder": str(folder), "state": state, "reason": ""}
     status |= {"job": None, "executor": None, "nodes": None, "restarts": None, "log": None}
     if job is not None:
-        now, seen = current_state(folder, job, known), known.get(job.id) if known is not None else None
-        reason = "" if now.reason in ("None", SILENT) else now.reason
-        status |= {"state": now.state, "reason": reason, "job": job.id, "executor": job.executor}
-        status |= {"nodes": (seen.nodes if seen else "") or None, "restarts": now.restarts, "log": str(log_path(job))}
+        current, queued = current_state(folder, job, queue), (queue or {}).get(job.id)
+        reason = "" if current.reason in ("None", SILENT) else current.reason
+        status |= {"state": current.state, "reason": reason, "job": job.id, "executor": job.executor}
+        status |= {"nodes": (queued and queued.nodes) or None, "restarts": current.restarts, "log": str(log_path(job))}
     if status["state"] == "finished":
         with suppress(InputError, KeyError):
             iteration = read_json(done)["iteration"]
@@ -146,7 +147,7 @@ def _number(cell: str | float | None) -> float | None:
 
 
 def row(status: Mapping[str, Any]) -> list[str]:
-    """The COLUMNS of one model folder but the first, as text."""
+    """The cells of a model folder, without that of the first column."""
     iteration, total, left = status["iteration"], status["iterations"], status["seconds_left"]
     reason = shorten(status["reason"], _LONGEST_REASON, placeholder=" …")
     return [
@@ -167,7 +168,7 @@ def _figure(value: float | None, form: str) -> str:
 
 
 def _watch(runs: Sequence[Path], models: Sequence[Path]) -> int:
-    """Draw the table until Ctrl-C; returns the exit code."""
+    """Redraw the tables until Ctrl-C; returns the exit code."""
     from rich.console import Console  # takes a tenth of a second
     from rich.live import Live
     from rich.text import Text
@@ -189,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("cluster.status", __doc__)
     folders = "run folders or model folders (default results/*)"
     parser.add_argument("folders", nargs="*", type=cli.input_path, metavar="FOLDER", help=folders)
-    parser.add_argument("--watch", action="store_true", help="draw the table again every 5 seconds, until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="redraw the table every 5 seconds, until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="for scripts: a list with one object per model folder")
     arguments = parser.parse_args(argv)
     if arguments.watch and arguments.json:

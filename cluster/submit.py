@@ -103,7 +103,7 @@ def _checked(settings: Settings, name: str) -> Settings:
 
 
 def describe(settings: Settings, name: str) -> str:
-    """What would be submitted: the batch script, or the processes that would be started here."""
+    """Describe the job: the batch script, or the processes that would be started here."""
     settings = _checked(settings, name)
     folder = settings.model_folder(name).resolve()
     training = _training(name, folder / "snapshots" / "DIGEST")

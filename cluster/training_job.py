@@ -1,4 +1,4 @@
-"""What each process of a training job runs: a callable for submitit's executors.
+"""The callable that each process of a training job runs, for submitit's executors.
 
     from cluster import TrainingJob
     executor.submit(TrainingJob("config.yaml", "tiny"))
@@ -21,7 +21,7 @@ from common import cli
 class TrainingJob:
     """Trains one model as one of the job's processes, whose rank comes from the environment.
 
-    Exits as `python -m training.train` does: 0, 2 for an error that must be cured first, 75 to go on later.
+    Exits as `python -m training.train` does: 0, 2 for an error that must be cured first, 75 to be resumed.
     """
 
     config: str

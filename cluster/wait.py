@@ -29,7 +29,7 @@ def wait(name: str, folder: Path, job: Job, max_restarts: int) -> None:
         state = _final_state(folder, job, max_restarts, Ticker())
     except (KeyboardInterrupt, SystemExit):  # the latter for SIGTERM and SIGHUP
         if job.executor == "local":
-            print("\nfinishing the step, then saving; Ctrl-C again to leave at once", file=sys.stderr, flush=True)
+            print("\nfinishing the step, then saving; Ctrl-C again to exit at once", file=sys.stderr, flush=True)
             try:
                 cancel(folder, job)
             except KeyboardInterrupt:

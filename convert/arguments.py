@@ -1,4 +1,4 @@
-"""What every command is told about its source and its output, and what it says of the source that it found."""
+"""Options that the commands share, the line that describes the source, and the check of the output."""
 
 import argparse
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ SOURCE = (
 
 @dataclass(frozen=True)
 class Options:
-    """What a person may have to say about a checkpoint that does not say it itself; None: what the source says."""
+    """Settings for checkpoints that do not record them; None: as recorded."""
 
     num_heads: int | None = None
     qkv_version: int | None = None
@@ -57,14 +57,14 @@ def options(arguments: argparse.Namespace) -> Options:
 
 
 def announce(source: "Source") -> None:
-    """Print what was found in a line, and what was assumed as notes."""
+    """Print a line about the source, and its assumptions as notes."""
     say(f"{source.path}: {source.layout}")
     for remark in source.notes:
         note(f"{source.path}: {remark}")
 
 
 def check_output(folder: Path, checkpoint: Path) -> None:
-    """InputError if replacing `folder` would harm the input, or what the user stands in."""
+    """Raise InputError if replacing `folder` would harm the input or the working directory."""
     target, source = folder.resolve(), checkpoint.resolve()
     if source.is_relative_to(target):
         raise InputError(f"{folder}: would overwrite the input {checkpoint}; choose another --output")

@@ -1,4 +1,4 @@
-"""Whole tensors of a source, in the layout that a writer asks for; the next ones while one is written."""
+"""Assembles whole tensors of a source in a writer's layout, and prefetches the next ones."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -80,7 +80,7 @@ def check_parts(source: Source, name: str) -> None:
 
 
 def prefetched(source: Source, wanted: Mapping[str, torch.dtype], *, qkv: QKV, conv1d: bool) -> Iterator[Tensor]:
-    """`assemble` for each of `wanted`, in its type, by a thread that is a few tensors ahead of the caller.
+    """`assemble` each of `wanted` as its type, prefetched by a thread.
 
     The caller must not keep a tensor while it asks for the next one. Raises CheckpointError naming the tensor if a
     finite value is infinite in that type.

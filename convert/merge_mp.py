@@ -111,7 +111,7 @@ def _open(path: Path, output: Path, options: Options | None, form: Form, force: 
 
 
 def _check_older(folder: Path, found: Path, force: bool) -> None:
-    """InputError unless the older result of `folder`, which lies in `found`, may be replaced."""
+    """Raise InputError unless the older result of `folder`, which is in `found`, may be replaced."""
     if foreign := first_changed_file(found):
         name = foreign.relative_to(found)
         raise InputError(
@@ -123,7 +123,7 @@ def _check_older(folder: Path, found: Path, force: bool) -> None:
 
 @dataclass(frozen=True)
 class _Result:
-    """What is known of a folder that was written and proved."""
+    """The result: a folder that was written and proved."""
 
     proof: "Proof"
     replicas: "Replicas"
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="tokenizer of another vocabulary than GPT-2's: folder with tokenizer.json, or vocab.json and merges.txt",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only say what was found")
+    parser.add_argument("--dry-run", action="store_true", help="only print what was found")
     parser.add_argument("--force", action="store_true", help="replace an older result of this command")
     arguments = parser.parse_args(argv)
     form = Form(arguments.dtype, arguments.max_shard_size, arguments.tokenizer)

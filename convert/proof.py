@@ -1,4 +1,4 @@
-"""Prove a merge: a fixed batch runs through the source as it lies and through the written folder; both must agree.
+"""Prove a merge: a fixed batch must have equal outputs in the source's files and in the written folder.
 
 Two implementations walk side by side, a layer at a time, in float32. `_source_steps` uses the source's own arithmetic:
 each shard multiplies its columns or rows, partial sums are added over the ranks, pipeline stages follow in order, and
@@ -58,7 +58,7 @@ class Proof:
 
 @torch.no_grad()
 def source_outputs(source: Source, dtype: torch.dtype | None = None) -> list[tuple[str, Tensor]]:
-    """What the source computes, its weights rounded to `dtype`."""
+    """The source's outputs, with weights rounded to `dtype`."""
     return list(_source_steps(source, *_batch(source.model), dtype))
 
 
@@ -77,9 +77,9 @@ def prove_source(source: Source, written: Source) -> Proof:
 
 
 @torch.no_grad()
-def _compare(source: Source, expecting: Steps, finding: Steps) -> Proof:
+def _compare(source: Source, source_steps: Steps, result_steps: Steps) -> Proof:
     tokens, worst, difference, largest, relative = 0, 0.0, 0.0, 0.0, 0.0
-    for (name, expected), (_, found) in zip(expecting, finding, strict=True):
+    for (name, expected), (_, found) in zip(source_steps, result_steps, strict=True):
         if not expected.isfinite().all():
             raise ProofError(f"{source.path}: {name} is not finite in the source itself; nothing was written")
         difference, largest = float((found - expected).abs().max()), float(expected.abs().max())
@@ -109,7 +109,7 @@ def _batch(model: Architecture) -> tuple[Tensor, Tensor]:
 
 
 def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torch.dtype | None) -> Steps:
-    """The outputs, computed from the blocks as they lie, a band of rows at a time."""
+    """The outputs, computed from the blocks in the files, a band of rows at a time."""
     model, (batch, length) = source.model, tokens.shape
 
     def exact(tensor: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
         return part[first:last].float()  # type: ignore[no-any-return]
 
     def bands(name: str, last: int | None = None) -> Iterator[Tensor]:
-        """The rows before `last`, by a thread that is ahead: reading and converting take as long as the products."""
+        """The rows before `last`, prefetched by a thread: reading and converting take as long as the products."""
         part = stored(name)
         count, *widths = part.get_shape()
         ends = [*range(0, last or count, max(1, _BAND // math.prod(widths))), last or count]

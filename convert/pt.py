@@ -1,4 +1,4 @@
-"""Read .pt files that anybody may have made: nothing in them is executed, and tensors stay on the disk.
+"""Read untrusted .pt files: nothing in them is executed, and tensors stay on the disk.
 
 A pickle names classes and functions, and an ordinary unpickler imports and calls them. Here each name becomes a new
 empty class that keeps what the pickle gives it (`Placeholder`).
@@ -233,7 +233,7 @@ def _check_members(path: Path, archive: ZipFile, record: str, *, tensors: bool) 
 
 
 def _load_legacy(path: Path, file: IO[bytes]) -> Any:
-    """The object is read twice: the first time tells the sizes of the storages, which lie after it."""
+    """Read the object twice: the first pass gives the sizes of the storages, which follow it."""
     if load_plain(file, ()) != MAGIC_NUMBER or load_plain(file, ()) != PROTOCOL_VERSION:
         raise CheckpointError(f"{path}: not a .pt file")
     load_plain(file, ())  # sizes of C types

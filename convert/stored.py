@@ -1,4 +1,4 @@
-"""Tensors that lie in files and are read when they are needed: every format becomes byte ranges of plain data.
+"""Tensors in files, read on demand: every format becomes byte ranges of plain data.
 
 Both kinds of `Stored` are `Readable`; by index they give one row with a dimension less.
 """
@@ -23,7 +23,7 @@ class Readable(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """The shape of the whole tensor."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -38,7 +38,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class StoredPieces:
-    """A tensor whose elements lie, in order, in several one-dimensional ranges: ZeRO's partitions.
+    """A tensor made of several one-dimensional ranges, in order: ZeRO's partitions.
 
     Without pieces it is float32 zeros: a bias that a model lacks.
     """
@@ -100,7 +100,7 @@ def same_values(one: Readable, other: Readable) -> bool:
 
 
 def prefetch(calls: Iterable[Callable[[], Tensor]], count: int) -> Iterator[Tensor]:
-    """The results of `calls`, in order, by a thread that is `count` of them ahead of the caller."""
+    """The results of `calls`, in order, prefetched by a thread that computes up to `count` in advance."""
     started: deque[Future[Tensor]] = deque()
     # one thread for its operations, too: more would compete with the caller
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:

@@ -156,7 +156,7 @@ def _check_data(arguments: argparse.Namespace) -> None:
 
 
 def _card_inputs(checkpoint: Path, paths: Sequence[Path]) -> Iterator[Path]:
-    """The files that were read, for the card beside the result."""
+    """The input files, for the run card of the result."""
     from corpus.index import suffixed
 
     yield from (checkpoint, checkpoint / "training.json")  # which has the hashes of a merged folder

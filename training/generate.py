@@ -39,7 +39,7 @@ from common.settings import GenerateSettings
 _NO_TEXT = "(no text: the model's data were made with a vocabulary that is not known)"
 
 Generate = Callable[..., Iterator[tuple[str, dict[str, Any]]]]
-"""Prompts, options and `Show` -> texts, each with its sources, if asked for; samples of a prompt follow each other."""
+"""(prompts, options, `Show`) -> texts, with their sources if requested; a prompt's samples are consecutive."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,7 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif records:
         _answer_records(texts, records, options, samples, output)
     else:
-        _answer_prompt(texts, arguments.prompt, options, samples, output)
+        printed = _print_texts(texts, arguments.prompt, options, samples)
+        if output is not None:
+            write_text(output, printed)
     return 0
 
 
@@ -150,13 +152,6 @@ def _answer_records(
             write(result)
 
 
-def _answer_prompt(texts: Generate, prompt: str, options: GenerateSettings, samples: int, output: Path | None) -> None:
-    """Print the texts of one prompt, and write them to `output`."""
-    printed = _print_texts(texts, prompt, options, samples)
-    if output is not None:
-        write_text(output, printed)
-
-
 def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, new_seeds: bool) -> None:
     """Read prompts from stdin until `stop` or its end; with `new_seeds` choose and print a seed for each."""
     while True:
@@ -177,7 +172,7 @@ def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, n
 def _print_texts(texts: Generate, prompt: str, options: GenerateSettings, samples: int) -> str:
     """Print the texts of one prompt, each above its sources, and return all that was printed.
 
-    Several have a line above each with its number and seed. A terminal shows the first one as it grows.
+    Several have a line above each with its number and seed. On a terminal the first one is streamed.
     """
     from training.inference.sampling import sample_seed
 
@@ -204,7 +199,7 @@ def _print_texts(texts: Generate, prompt: str, options: GenerateSettings, sample
 
 
 def source_lines(found: dict[str, Any]) -> list[str]:
-    """What `Sources.of` found, for people: the share of 8-grams, and a line for each span; none of an empty dict."""
+    """Lines on the result of `Sources.of`: the share of 8-grams, and one per span; none for an empty dict."""
     if not found:
         return []
     grams, verbatim = found["eight_grams"], found["verbatim"]

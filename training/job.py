@@ -137,7 +137,7 @@ def _load(session: Session, newest: Manifest | None, plan: Plan) -> Progress:
 
 
 def _check_speed(session: Session, data: Blend, name: str) -> None:
-    """Raise ConfigError if a run on CPUs would take months (a collective call): three passes say so, the best of them.
+    """Raise ConfigError if a run on CPUs would take months by the best of three timed passes (a collective call).
 
     A pass is one micro-batch forward and backward, or what a pipeline runs at once. It changes no number of the run:
     each step seeds its random streams and drops old gradients.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
 
 IGNORED = -100
-"""The target that counts nothing."""
+"""Marks a target without a loss."""
 _LOWEST = torch.finfo(torch.float32).min  # finite, so that it can be subtracted
 
 
@@ -68,7 +68,7 @@ class LossHead(nn.Module):
         return loss
 
     def local(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """What this rank multiplies: (B, T, C), (V, C) -> the same two."""
+        """The factors of this rank's product: (B, T, C), (V, C) -> the same two."""
         return x, weight
 
     def target_losses(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -1,21 +1,22 @@
-"""Which operations a run uses where several compute the same: attention's kernel, and kernels of our own.
+"""Chooses the kernels of a run: attention's, and which of our own CUDA kernels are used.
 
     choose_operations(experiment, world, folder, seconds)   # once per job, a collective call
 
-What was measured is kept in MODEL_FOLDER/operations.json and used again by every later start with the same subject:
-device, shapes, types and settings. So a resumed run computes in the same order, whatever else the GPU does that day.
+The choice is kept in MODEL_FOLDER/operations.json. Every later start with the same key (device, shapes, types and
+settings) uses it again, so a resumed run computes in the same order regardless of GPU load.
 
-Attention's kernel is PyTorch's: the one that the settings name, or the fastest for the run's shapes. Dropout decides as
-much as the shape: cuDNN's kernel may be several times slower with it. The choice is global, so that compiled graphs
-hold it as well.
+Attention runs in one of PyTorch's kernels: the one that the settings name, or the fastest for the run's shapes. Dropout
+matters as much as the shape: cuDNN's kernel may be several times slower with it. The choice is global, so it holds in
+compiled graphs, too.
 
-Kernels of our own are measured for runs of an hour and more, in three minutes at most. `choose_kernels` decides: each
-kernel is compared with PyTorch, then the part of the step that it belongs to is timed with and without it.
+Our own kernels are measured if the run takes an hour or more, in three minutes at most. `choose_kernels` compares the
+results of each kernel with PyTorch's, then times its part of the step with and without it.
 """
 
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,16 +44,16 @@ from training.tensors import leaf_of
 _SWITCHES = {"flash": "flash", "cudnn": "cudnn", "efficient": "mem_efficient", "math": "math"}  # torch's names
 ATTENTION = tuple(_SWITCHES)
 REPEATABLE = ("flash", "math")
-"""Those whose gradients are the same bits in every run under `torch.use_deterministic_algorithms`."""
-SHORT = 3600.0
-"""Seconds of a run for which no kernels are measured."""
+"""Attention kernels with bitwise reproducible gradients under `torch.use_deterministic_algorithms`."""
+SHORT_RUN = 3600.0
+"""Shorter runs, in seconds, measure no kernels."""
 BUDGET = 180.0
-"""Seconds that the choice of kernels may take."""
+"""Upper limit on the time for measuring kernels, in seconds."""
 _GAIN = 0.99  # a kernel must save 1 % of its part's time: repeated measurements differ by less
 
 
 class AttentionShape(NamedTuple):
-    """The inputs of one layer's attention on one rank."""
+    """The size of one layer's attention on one rank."""
 
     samples: int
     heads: int
@@ -61,11 +62,10 @@ class AttentionShape(NamedTuple):
 
 
 def choose_operations(experiment: Experiment, world: World, folder: Path, seconds: float | None = 0.0) -> None:
-    """Read or measure the choice on rank 0, and apply it on all ranks (a collective call). On CPUs nothing is chosen.
+    """Choose on rank 0, by record or measurement, and apply the choice on all ranks (a collective call); no-op on CPUs.
 
-    `seconds` is the run's duration by the plan, None if it is unknown. Probes and benchmarks, which give none, are
-    short: `kernels: auto` measures no kernels for them. Raises ConfigError for a choice that the GPU or another setting
-    rules out.
+    `seconds` is the predicted duration of the run, None if unknown. The default is for probes and benchmarks, where
+    `kernels: auto` measures nothing. Raises ConfigError for a choice that the GPU or another setting rules out.
     """
     train, model, parallel = experiment.train, experiment.model, experiment.parallel
     if train.deterministic:
@@ -76,7 +76,7 @@ def choose_operations(experiment: Experiment, world: World, folder: Path, second
     heads, head_size = model.n_head // parallel.tensor, model.n_embd // model.n_head
     shape = AttentionShape(train.micro_batch_size, heads, model.seq_len, head_size)
     dtype = precision_type(train.precision, world.device)
-    subject = {
+    key = {
         "device": torch.cuda.get_device_name(world.device),
         "torch": torch.__version__,
         "shape": shape._asdict(),
@@ -90,30 +90,28 @@ def choose_operations(experiment: Experiment, world: World, folder: Path, second
     path = folder / "operations.json"
 
     def choose() -> dict[str, Any]:
-        if recorded := _recorded(path, subject):
+        if recorded := _recorded(path, key):
             return recorded
         attention, times = _choose_attention(experiment, shape, dtype)
         use_attention(attention)  # the timed blocks have it, too
         kernels = _choose_kernels(experiment, world.device, seconds)
-        found = {"subject": subject, "attention": attention, "milliseconds": times, **kernels._asdict()}
-        write_json(path, found)
-        return found
+        chosen = {"subject": key, "attention": attention, "milliseconds": times, **kernels._asdict()}
+        write_json(path, chosen)
+        return chosen
 
-    found = run_on_rank0(choose, world.rank)  # the others wait: up to the process group's 30 minutes
-    use_attention(found["attention"])
-    missing = bool(found["kernels"]) and library.prepare(report=world.rank == 0) != ""
-    lacking = any(all_gather(missing))  # the same on all ranks: replicas would drift apart
-    library.select([] if lacking else found["kernels"])
+    chosen = run_on_rank0(choose, world.rank)  # the others wait: up to the process group's 30 minutes
+    use_attention(chosen["attention"])
+    failed = bool(chosen["kernels"]) and library.prepare(report=world.rank == 0) != ""
+    # all ranks use the same kernels, or replicas would drift apart
+    library.select([] if any(all_gather(failed)) else chosen["kernels"])
 
 
-def _recorded(path: Path, subject: dict[str, Any]) -> dict[str, Any] | None:
-    """The choice of an earlier start; None if there is none for this subject."""
-    try:
+def _recorded(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+    """The choice of an earlier start with the same key; None if there is none."""
+    with suppress(OSError, InputError, KeyError, TypeError):
         recorded = read_json(path)
-        if recorded["subject"] == subject and {"attention", "kernels"} <= recorded.keys():
+        if recorded["subject"] == key and {"attention", "kernels"} <= recorded.keys():
             return dict(recorded)
-    except (OSError, InputError, KeyError, TypeError):
-        pass
     return None
 
 
@@ -123,18 +121,18 @@ def _recorded(path: Path, subject: dict[str, Any]) -> dict[str, Any] | None:
 def _choose_attention(
     experiment: Experiment, shape: AttentionShape, dtype: torch.dtype
 ) -> tuple[str, dict[str, float]]:
-    """The kernel that the settings name, or the fastest; and the milliseconds of each."""
+    """The kernel that the settings name, or the fastest; and the milliseconds of each measured kernel."""
     train = experiment.train
     candidates = ATTENTION if train.attention == "auto" else (train.attention,)
     times = measure_attention(shape, dtype, experiment.model.dropout, candidates)
     kernel = fastest(times, train.deterministic)
-    measured = ", ".join(f"{name} {taken:.2f} ms" for name, taken in times.items())
+    measured = ", ".join(f"{name} {time:.2f} ms" for name, time in times.items())
     say(f"attention: {kernel} ({measured} per layer, forward and backward)")
     return kernel, times
 
 
 def use_attention(*kernels: str) -> None:
-    """Let attention run in these kernels alone, from now on."""
+    """Restrict attention to these kernels, in the whole process."""
     for name, switch in _SWITCHES.items():
         getattr(torch.backends.cuda, f"enable_{switch}_sdp")(name in kernels)
 
@@ -142,7 +140,7 @@ def use_attention(*kernels: str) -> None:
 def measure_attention(
     shape: AttentionShape, dtype: torch.dtype, dropout: float, kernels: Sequence[str] = ATTENTION
 ) -> dict[str, float]:
-    """Milliseconds of a forward and a backward pass on the current GPU, by kernel; those that cannot run are left out.
+    """Time a forward and a backward pass per kernel on the current GPU, in ms; kernels that cannot run are left out.
 
     The last one stays selected.
     """
@@ -150,7 +148,7 @@ def measure_attention(
     for kernel in kernels:
         use_attention(kernel)
         try:
-            times[kernel] = _time(shape, dtype, dropout)
+            times[kernel] = _time_attention(shape, dtype, dropout)
         except RuntimeError:  # no such kernel for this GPU, type or shape; or out of memory
             torch.cuda.empty_cache()
     return times
@@ -167,7 +165,7 @@ def fastest(times: dict[str, float], deterministic: bool = False) -> str:
     return min(allowed, key=lambda kernel: allowed[kernel])
 
 
-def _time(shape: AttentionShape, dtype: torch.dtype, dropout: float) -> float:
+def _time_attention(shape: AttentionShape, dtype: torch.dtype, dropout: float) -> float:
     # as the model makes them: heads are slices of one (B, T, 3C) product
     qkv = torch.randn(shape.samples, shape.tokens, shape.heads, 3, shape.head_size, dtype=dtype, device="cuda")
     q, k, v = (part.requires_grad_() for part in qkv.transpose(1, 2).unbind(dim=3))
@@ -184,36 +182,36 @@ def _time(shape: AttentionShape, dtype: torch.dtype, dropout: float) -> float:
 
 
 class Choice(NamedTuple):
-    """Kernels to use, and why."""
+    """The kernels to use, and the reasons."""
 
     kernels: list[str]
     reasons: list[str]
-    """Lines that say what was measured or why not."""
+    """A line per kernel: the measurement, or why there is none."""
 
 
 def _choose_kernels(experiment: Experiment, device: torch.device, seconds: float | None) -> Choice:
-    """What `train.kernels` stands for in a run of so many seconds; says why."""
+    """The kernels that `train.kernels` selects in a run of `seconds`; prints the reasons."""
     if experiment.train.kernels != "auto":
         return Choice(list(library.KERNELS) if experiment.train.kernels == "on" else [], [])
     end = time.monotonic() + BUDGET  # the kernels are compiled within it
-    if seconds is not None and seconds < SHORT:
-        found = Choice([], ["none: the plan predicts less than an hour, in which no time is spent on measuring them"])
-    elif missing := library.prepare(report=True):
-        found = Choice([], [f"none: {missing}"])
+    if seconds is not None and seconds < SHORT_RUN:
+        choice = Choice([], ["none: the plan predicts less than an hour, too short to measure them"])
+    elif failure := library.prepare(report=True):
+        choice = Choice([], [f"none: {failure}"])
     else:
-        found = measure_kernels(experiment, device, end)
-    for reason in found.reasons:
+        choice = measure_kernels(experiment, device, end)
+    for reason in choice.reasons:
         say(f"kernels: {reason}")
-    return found
+    return choice
 
 
 def measure_kernels(experiment: Experiment, device: torch.device, end: float) -> Choice:
-    """Choose among all kernels on a device for which they are loaded, until time.monotonic() is `end`."""
-    shapes = replace(rank_shapes(experiment, device), samples=1, n_layer=1, vocabulary=128)  # enough to be compared
-    found = {case.kernel: case for case in cases(shapes, device)}
-    parts = {kernel: case.part for kernel, case in found.items()}
+    """Choose among all kernels, which are loaded for `device`, until time.monotonic() is `end`."""
+    shapes = replace(rank_shapes(experiment, device), samples=1, n_layer=1, vocabulary=128)  # enough to compare results
+    by_kernel = {case.kernel: case for case in cases(shapes, device)}
+    parts = {kernel: case.part for kernel, case in by_kernel.items()}
     measure = partial(time_part, experiment=experiment, device=device)
-    return choose_kernels(parts, lambda kernel: verify(found[kernel]), measure, end)
+    return choose_kernels(parts, lambda kernel: verify(by_kernel[kernel]), measure, end)
 
 
 def choose_kernels(
@@ -223,15 +221,15 @@ def choose_kernels(
     end: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Choice:
-    """Choose among the kernels of `parts`, each with its part of the step, until the clock shows `end`.
+    """Choose among kernels, given the part of the step that each belongs to, until the clock shows `end`.
 
-    `check` says what is wrong with a kernel's results, or "". `measure` times a part with some kernels, in
-    milliseconds. A kernel is used if its part is faster with it than with those chosen before it alone. No measurement
-    begins for which, if it takes as long as the longest so far, the time does not suffice.
+    `check` returns what is wrong with a kernel's results, or "". `measure` times a part with some kernels, in
+    milliseconds. A kernel is used if it makes its part faster than the kernels chosen before it do. A measurement is
+    skipped if one as long as the longest so far would end too late.
     """
     used: list[str] = []
     reasons: list[str] = []
-    times: dict[str, float] = {}  # of each part, with the kernels used so far
+    times: dict[str, float] = {}  # by part, with the kernels used so far
     longest = 0.0
 
     def run(action: Callable[..., Any], *arguments: Any) -> Any:
@@ -252,15 +250,17 @@ def choose_kernels(
         except (RuntimeError, KernelError) as error:  # also: out of memory, or not compiled
             reasons.append(f"{kernel} is not used: {(str(error).splitlines() or [''])[0]}")
             continue
-        kept = after < _GAIN * before
-        reasons.append(f"{kernel} is{' not' * (not kept)} used: {part} {before:.3f} ms without it, {after:.3f} ms with")
-        if kept:
+        faster = after < _GAIN * before
+        reasons.append(
+            f"{kernel} is{' not' * (not faster)} used: {part} {before:.3f} ms without it, {after:.3f} ms with"
+        )
+        if faster:
             used, times[part] = [*used, kernel], after
     return Choice(used, reasons)
 
 
 def rank_shapes(experiment: Experiment, device: torch.device) -> Shapes:
-    """What the first rank of a run gives the kernels."""
+    """The shapes that the kernels get on the first rank."""
     model, train, parallel = experiment.model, experiment.train, experiment.parallel
     return Shapes(
         samples=train.micro_batch_size,
@@ -276,9 +276,9 @@ def rank_shapes(experiment: Experiment, device: torch.device) -> Shapes:
 
 
 def time_part(part: str, kernels: Sequence[str], experiment: Experiment, device: torch.device) -> float:
-    """Milliseconds of a part of the run's step on one rank with these kernels, without communication.
+    """Time a part of a step on one rank with these kernels, without communication, in milliseconds.
 
-    `block` is one layer, `loss` the head and the loss, both forward and backward, and compiled as the run's;
+    `block` is one layer and `loss` is the head and the loss, both forward and backward, compiled as in the run;
     `optimizer` is the gradient norm and AdamW.
     """
     try:
@@ -296,13 +296,13 @@ def time_part(part: str, kernels: Sequence[str], experiment: Experiment, device:
         with library.using(kernels):
             return milliseconds(run)
     finally:
-        torch.compiler.reset()  # the run starts with no graphs of these measurements
+        torch.compiler.reset()  # drops the graphs of these measurements
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def one_layer(experiment: Experiment, device: torch.device) -> Stage:
-    """The run's model with one layer, whose matrices are a rank's shards: no collectives.
+    """The run's model with one layer that holds a rank's shards of the matrices, and needs no collectives.
 
     Under sequence parallelism its LayerNorms take the whole sequence.
     """

@@ -55,8 +55,8 @@ _ITERATIONS = 320_000  # x 512 x 1,024 = 168 B tokens: Megatron-LM's recipe for 
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the command line and the configuration ask."""
+class PlanInput:
+    """The input of the planner, from the command line and the configuration."""
 
     name: str
     experiment: Experiment
@@ -109,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="KIND",
         help=f"kind of the GPUs (default {_DEFAULT_GPU}); see --list-gpus. {_CPUS}: this machine",
     )
-    machine.add_argument("--list-gpus", action="store_true", help="print the kinds that are known, and end")
+    machine.add_argument("--list-gpus", action="store_true", help="print the known kinds and exit")
     model = parser.add_argument_group("model and batch")
     model.add_argument("--global-batch-size", type=cli.positive_int, metavar="N", help="samples per step")
     model.add_argument("--micro-batch-size", type=cli.positive_int, metavar="N", help="only this one (default: any)")
@@ -117,7 +117,7 @@ def make_parser() -> argparse.ArgumentParser:
     answer = parser.add_argument_group("answer")
     answer.add_argument("--given", action="store_true", help="only the layout of the configuration: does it fit?")
     answer.add_argument("--top", type=cli.positive_int, default=10, metavar="N", help="layouts to show (default 10)")
-    answer.add_argument("--explain", action="store_true", help="every term of the first layout, with its formula")
+    answer.add_argument("--explain", action="store_true", help="every term of the first layout")
     answer.add_argument("--json", action="store_true", help="print one JSON document with everything instead")
     answer.add_argument("--write", type=cli.output_file, metavar="FILE", help="the first layout as configuration keys")
     return parser
@@ -133,35 +133,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.model is None:
         parser.error("the following arguments are required: --model")
-    asked = _read_request(arguments)
-    given = [predict(asked.experiment, asked.machine)] if arguments.given else None
-    ranked = given or search(asked.workload, asked.machine, asked.request)
+    plan = _read_request(arguments)
+    given = [predict(plan.experiment, plan.machine)] if arguments.given else None
+    ranked = given or search(plan.workload, plan.machine, plan.request)
     if not ranked:
-        raise InputError(f"{asked.name}: {nothing_fits(asked.workload, asked.machine, asked.request)}")
-    _answer(asked, ranked, arguments)
+        raise InputError(f"{plan.name}: {nothing_fits(plan.workload, plan.machine, plan.request)}")
+    _show(plan, ranked, arguments)
     if arguments.given and not ranked[0].fits:
-        raise ConfigError(f"{asked.name}: {does_not_fit(ranked[0], asked.request)}")
+        raise ConfigError(f"{plan.name}: {does_not_fit(ranked[0], plan.request)}")
     return 0
 
 
-def _answer(asked: Asked, ranked: list[Prediction], arguments: argparse.Namespace) -> None:
-    """Print the first of the layouts, and write the files that were asked for."""
+def _show(plan: PlanInput, ranked: list[Prediction], arguments: argparse.Namespace) -> None:
+    """Print the best layouts, and write the requested files."""
     shown, fitting = ranked[: arguments.top], sum(one.fits for one in ranked)
     if arguments.json:
         import orjson
 
-        document = plan_document(asked.name, asked.request, shown, fitting, asked.tokens)
+        document = plan_document(plan.name, plan.request, shown, fitting, plan.tokens)
         print(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     else:
-        facts = text_table([*asked.facts(), *remarks(ranked[0])])
-        print("\n\n".join((facts, layout_table(shown, asked.tokens), memory_table(shown))))
+        facts = text_table([*plan.facts(), *remarks(ranked[0])])
+        print("\n\n".join((facts, layout_table(shown, plan.tokens), memory_table(shown))))
         if not arguments.given:
-            print(f"\n{fitting} layouts fit and are not plainly worse than another.")
+            print(f"\n{fitting} layouts fit and are not dominated by another.")
         if arguments.explain:
             print(f"\n{explain(ranked[0])}")
     if arguments.write and fitting:
-        remark = f"# {asked.name} on {asked.gpus}: predicted by python -m training.plan\n"
-        write_text(arguments.write, remark + config_text(asked.name, ranked[0].layout))
+        remark = f"# {plan.name} on {plan.gpus}: predicted by python -m training.plan\n"
+        write_text(arguments.write, remark + config_text(plan.name, ranked[0].layout))
 
 
 def _published_settings(name: str, overrides: Iterable[str]) -> Settings:
@@ -183,8 +183,8 @@ def _published_settings(name: str, overrides: Iterable[str]) -> Settings:
     return validate(with_overrides(raw, overrides, name), "command line")
 
 
-def _read_request(arguments: argparse.Namespace) -> Asked:
-    """What is asked, from the options and the configuration. Raises ConfigError or InputError."""
+def _read_request(arguments: argparse.Namespace) -> PlanInput:
+    """The planner's input, from the options and the configuration. Raises ConfigError or InputError."""
     if arguments.config is None:
         settings = _published_settings(arguments.model, arguments.overrides)
     else:
@@ -193,7 +193,7 @@ def _read_request(arguments: argparse.Namespace) -> Asked:
     gpus = _machine(arguments, settings, experiment)
     request = _request(arguments, experiment, gpus.per_node)
     tokens = arguments.tokens or (experiment.train.iterations * request.global_batch_size * experiment.model.seq_len)
-    return Asked(arguments.model, experiment, Workload.of(experiment, gpus), gpus, request, tokens)
+    return PlanInput(arguments.model, experiment, Workload.of(experiment, gpus), gpus, request, tokens)
 
 
 def _machine(arguments: argparse.Namespace, settings: Settings, experiment: Experiment) -> Machine:
@@ -223,7 +223,7 @@ def _request(arguments: argparse.Namespace, experiment: Experiment, per_node: in
     if gpus > per_node and gpus % per_node:
         below = gpus // per_node * per_node
         cure = "" if arguments.given else f"--gpus {below} or {below + per_node}, or "
-        raise InputError(f"{gpus} GPUs are no whole nodes of {per_node}; give {cure}another --gpus-per-node")
+        raise InputError(f"{gpus} GPUs do not fill whole nodes of {per_node}; give {cure}another --gpus-per-node")
     return PlanRequest(gpus, batch or experiment.train.global_batch_size, arguments.micro_batch_size or 0)
 
 

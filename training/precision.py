@@ -19,7 +19,7 @@ FLOOR = 1.0  # the smallest loss scale
 
 
 def precision_type(precision: str, device: torch.device) -> torch.dtype:
-    """The type of activations and matrix products that `train.precision` stands for on a device."""
+    """The type of activations and matrix products for `train.precision` on a device."""
     if precision == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bfloat16" if fast else "float32"

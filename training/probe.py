@@ -1,12 +1,12 @@
-"""Run a few steps of a layout, and print what the planner predicts beside what was measured.
+"""Run a few steps of a layout, and print predicted and measured memory and speed.
 
     python -m training.probe --config config.yaml --model tiny parallel.tensor=1
     torchrun --nproc-per-node 2 -m training.probe --config config.yaml --model tiny --output probe.json
 
-Every process of a job runs it, as many as the layout asks for, alone or under torchrun, srun or submitit. The tokens
-are random, so that no corpus is needed. The first steps compile and warm up; then `--steps` are timed. Memory is that
-of the fullest process: on a GPU the peak of all tensors, and what the driver says is taken beside them; on a CPU the
-resident set. FILE gets the figures as JSON, or {"failed": reason} if a process runs out of memory or fails otherwise.
+Every process of a job runs it, alone or under torchrun, srun or submitit. The tokens are random, so no corpus is
+needed. The first steps compile and warm up; then `--steps` are timed. Memory is that of the fullest process: on a GPU
+the peak of all tensors, and other memory in use by the driver's count; on a CPU the resident set. FILE gets the figures
+as JSON, or {"failed": reason} if a process runs out of memory or fails otherwise.
 """
 
 import platform
@@ -53,7 +53,7 @@ class Figures(NamedTuple):
     transient: float
     """Everything else that tensors take at the peak: gradients, activations, logits and loss, communication."""
     context: float
-    """What the process takes from its device beside tensors: the context, libraries, and what the allocator holds."""
+    """Memory of the process that is not in tensors: the context, libraries, and what the allocator holds."""
     step_seconds: float
     tokens_per_second: float
     mfu: float
@@ -61,12 +61,12 @@ class Figures(NamedTuple):
 
     @property
     def memory(self) -> float:
-        """Everything that the process takes from its device."""
+        """All memory of the process on its device."""
         return self.parameters + self.optimizer + self.transient + self.context
 
     @classmethod
     def predicted(cls, prediction: Prediction) -> Self:
-        """The planner's."""
+        """The planner's figures."""
         parts = by_part(prediction.memory)
         parameters, optimizer, context = (parts.pop(part, 0.0) for part in ("parameters", "optimizer", "context"))
         speed = (prediction.step_seconds, prediction.tokens_per_second, prediction.mfu)
@@ -75,19 +75,14 @@ class Figures(NamedTuple):
         return cls(parameters, optimizer, sum(parts.values()), context, *speed)
 
     @classmethod
-    def measured(cls, memory: tuple[float, float, float, float], step_seconds: float, of: Prediction) -> Self:
-        """Of a step in the layout of `of`: the first four figures, and its duration."""
-        faster = of.step_seconds / step_seconds
-        return cls(*memory, step_seconds, of.tokens_per_second * faster, of.mfu * faster)
+    def measured(cls, memory: tuple[float, float, float, float], seconds: float, prediction: Prediction) -> Self:
+        """From the first four figures and the seconds of a step; `prediction` is for the same layout."""
+        speed_up = prediction.step_seconds / seconds
+        return cls(*memory, seconds, prediction.tokens_per_second * speed_up, prediction.mfu * speed_up)
 
     def plain(self) -> dict[str, float]:
-        """As JSON."""
+        """The figures for JSON."""
         return {**self._asdict(), "memory": self.memory}
-
-
-def error_percent(predicted: float, measured: float) -> float:
-    """The error of a prediction in per cent of what was measured; NaN if nothing was."""
-    return 100 * (predicted - measured) / measured if measured else nan
 
 
 @dataclass(frozen=True)
@@ -125,9 +120,10 @@ def probe(settings: Settings, name: str, steps: int, output: Path | None = None)
                 prediction = predict(experiment, machine)
                 _report(name, prediction, Figures.measured(memory, seconds, prediction), steps, output)
     except Exception as error:
-        lost = isinstance(error, ToolkitError) and error.exit_code == RESUME_ME  # it says nothing about the layout
+        lost = isinstance(error, ToolkitError) and error.exit_code == RESUME_ME  # not the layout's fault
         if output is not None and not lost:
-            _record_failure(output, describe(error))
+            with suppress(OSError, InputError):  # several processes may write the same reason
+                write_json(output, {"failed": describe(error)})
         raise
     return 0
 
@@ -141,12 +137,6 @@ def _resolved(settings: Settings, name: str, world: World) -> tuple[Experiment, 
         return resolve(settings, name, machine, world.size).models[name], machine
 
     return run_on_rank0(decide, world.rank)
-
-
-def _record_failure(output: Path, reason: str) -> None:
-    """Write why the layout failed; of several processes that fail alike, one does."""
-    with suppress(OSError, InputError):
-        write_json(output, {"failed": reason})
 
 
 # ---------------------------------------------------------------------------------------------------------- measuring
@@ -188,7 +178,7 @@ def measure(experiment: Experiment, world: World, steps: int) -> tuple[tuple[int
 def _memory(session: "Session", before: int) -> tuple[int, int, int, int]:
     """Bytes of this process: parameters, the optimiser's state, the other tensors at the peak, everything else.
 
-    On a CPU the process had taken `before` when it began.
+    `before`: its resident bytes before the model was built, for CPUs.
     """
     import torch
 
@@ -225,7 +215,7 @@ def _report(name: str, prediction: Prediction, measured: Figures, steps: int, ou
     say(f"probe: {name} in {steps} steps on {layout.world_size} x {machine.name}: {layout}")
     say(_table(predicted, measured))
     if output is not None:
-        found = {
+        result = {
             "model": name,
             "layout": layout._asdict(),
             "steps": steps,
@@ -234,11 +224,11 @@ def _report(name: str, prediction: Prediction, measured: Figures, steps: int, ou
             "measured": measured.plain(),
             "predicted": predicted.plain(),
         }
-        write_json(output, found)
+        write_json(output, result)
 
 
 def _table(predicted: Figures, measured: Figures) -> str:
-    """A line per figure."""
+    """One row per figure."""
     size = readable_bytes
     rows = {
         "parameters": (predicted.parameters, measured.parameters, size),
@@ -251,16 +241,11 @@ def _table(predicted: Figures, measured: Figures) -> str:
         "MFU": (predicted.mfu, measured.mfu, "{:.1%}".format),
     }
     lines = [("", "predicted", "measured", "error")]
-    for name, (ours, theirs, form) in rows.items():
-        error = error_percent(ours, theirs)
-        lines.append(
-            (
-                name,
-                "not predicted" if isnan(ours) else form(ours),
-                form(theirs),
-                "-" if isnan(error) else f"{error:+.1f} %",
-            )
-        )
+    for name, (expected, actual, form) in rows.items():
+        error = 100 * (expected - actual) / actual if actual else nan
+        shown = "not predicted" if isnan(expected) else form(expected)
+        lines.append((name, shown, form(actual), "-" if isnan(error) else f"{error:+.1f} %"))
+
     return text_table(lines, "lrrr")
 
 

@@ -1,4 +1,4 @@
-"""What one process holds while it trains: its part of the model, the optimiser, the random streams.
+"""The training state of one process: its part of the model, the optimiser, the random streams.
 
 session = open_session(experiment, world)
 """

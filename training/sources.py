@@ -57,7 +57,7 @@ class Sources:
             self._tables.append(DocumentTable(prefix) if suffixed(prefix, DOCUMENTS).exists() else None)
 
     def of(self, text: str) -> dict[str, Any]:
-        """The spans of a text, the longest first, and how many of its 8-grams stand in the data, as plain data."""
+        """The spans of a text, the longest first, and how many of its 8-grams are in the data, as plain data."""
         query = self.trace.tokenizer.encode(text).astype(np.int64)
         matches = [
             match
@@ -75,7 +75,7 @@ class Sources:
         }
 
     def _source(self, match: Match) -> dict[str, Any]:
-        """A span's tokens, where they stand in the data, and what read them there first."""
+        """A span's tokens, its document in the data, and what read it first."""
         corpus, table = self._corpora[match.dataset], self._tables[match.dataset]
         document = int(np.searchsorted(corpus.starts, match.place, side="right")) - 1
         span = Span(document, match.place - int(corpus.starts[document]), match.end - match.first)

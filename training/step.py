@@ -50,7 +50,7 @@ class StepResult(NamedTuple):
 def step_batches(session: Session, data: TokenSource, consumed: int) -> Generator[list[Batch], None, None]:
     """This process's micro-batches from sample `consumed` on, one list per optimiser step, without end.
 
-    Threads read two steps ahead, and on a GPU one step ahead is copied there. Close the iterator to stop them.
+    Threads read two steps ahead, and on a GPU the next step is copied there. Close the iterator to stop them.
     """
     accumulation, device = session.experiment.accumulation, session.world.device
     read = partial(read_batch, data, _batch_form(session, data, pinned=device.type == "cuda"))

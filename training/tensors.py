@@ -68,7 +68,7 @@ LAYER = (
 
 
 class Sizes(NamedTuple):
-    """What the shapes in the table mean for one model."""
+    """The sizes of one model, for the shapes in the table."""
 
     width: int
     inner: int

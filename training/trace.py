@@ -4,8 +4,8 @@
     trace.step(12)                       # what iteration 12 read
     trace.reads(0, [7]).iterations       # which iterations read document 7 of the first dataset
 
-A sample is seq_len + 1 tokens of the training part: the token at a border stands in two. The first question about an
-epoch writes its order to MODEL/trace, 16 bytes per document and 8 per sample; later ones read it.
+A sample is seq_len + 1 tokens of the training part: the token at a border is in two. The first query of an epoch
+writes its order to MODEL/trace, 16 bytes per document and 8 per sample; later queries read it.
 """
 
 from bisect import bisect_right
@@ -52,7 +52,7 @@ class Reads(NamedTuple):
 
 
 class Trace:
-    """What a model was trained on, step by step. `data` names its datasets where they are not where they were.
+    """The data that a model was trained on, step by step. `data` names its datasets if they have moved.
 
     Raises InputError if the folder is not a model's, or its data are gone or were made again.
     """
@@ -76,7 +76,7 @@ class Trace:
         self._orders: dict[tuple[int, int], Order] = {}
 
     def _found(self, prefix: Path) -> Path:
-        """A dataset of the model's own run, which may have been moved, lies where RUN/models/NAME says."""
+        """The path of a dataset; in the model's own run it is relative to RUN, which may have moved."""
         run = self.settings.run
         if self.folder.parent.name == "models" and prefix.is_relative_to(run):
             return self.folder.parent.parent / prefix.relative_to(run)
@@ -157,7 +157,7 @@ class Trace:
         return self._orders[corpus, epoch]
 
     def step(self, iteration: int) -> Iterator[Piece]:
-        """What an iteration read, in the order of its samples. Raises InputError if it has not been trained."""
+        """Yield the pieces that an iteration read, by sample. Raises InputError if it has not been trained."""
         if not 1 <= iteration <= self.trained:
             raise InputError(f"--iteration {iteration}: {self.folder} has iterations 1 to {self.trained}")
         first = self.consumed_after(iteration - 1)
@@ -181,7 +181,7 @@ class Trace:
         wanted = np.array([number for number in documents if number < len(first.documents)], np.int64)
         for epoch in range(-(-taken // len(first.samples)) if len(wanted) else 0):
             held = self.order(corpus, epoch).samples_of(wanted, self.seq_len, within)
-            index = held.place + epoch * len(first.samples)
+            index = held.position + epoch * len(first.samples)
             seen = index < taken
             numbers = self.blend.numbers(corpus, index[seen])
             order = np.lexsort((held.document[seen], numbers))
@@ -210,7 +210,7 @@ class Trace:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """That of its data."""
+        """The tokenizer of its data."""
         own = [self.folder / "tokenizer" / name for name in ("encoder.json", "vocab.bpe")]
         tokenize = self.settings.tokenize
         files = own if all(map(Path.is_file, own)) else [tokenize.encoder_json, tokenize.vocab_bpe]

@@ -152,7 +152,7 @@ class Trainer:
         self.writer.wait()
         if not last and self.session.world.rank == 0:
             iteration = self.progress.iteration
-            say(f"asked to stop by {reasons}: stopped after iteration {iteration}; start again to go on")
+            say(f"asked to stop by {reasons}: stopped after iteration {iteration}; rerun to resume")
         self.stop.mark_stopped()
 
     def _end(self) -> None:

@@ -39,12 +39,12 @@ _RUNNER = Path(__file__).with_name("run_batch.py")
 
 @dataclass(frozen=True)
 class Shard:
-    """What a task runs for one job of the DAG."""
+    """The commands of a task for one job of the DAG."""
 
     key: str
     """A hash of its rule and outputs, the same over several runs of Snakemake."""
     label: str
-    """What people call it: 0003, or the rule's name."""
+    """Its name in messages: 0003, or the rule's name."""
     rule: str
     command: str
     shell: str
@@ -55,7 +55,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Request:
-    """What a batch asks of Slurm, per task. None: the site's default."""
+    """The Slurm request of a batch, per task. None: the site's default."""
 
     cpus: int
     mem_mb: int | None
@@ -84,7 +84,7 @@ def split(count: int, per_task: int, max_tasks: int) -> list[list[range]]:
 
 @dataclass(eq=False)
 class Task:
-    """One task of a batch, what its result file says, and what the executor knows of it."""
+    """One task of a batch: its result file, and its state in the executor."""
 
     folder: Path
     index: int
@@ -105,9 +105,9 @@ class Task:
     waiting: dict[int, Any] = field(default_factory=dict)
     """The jobs of the DAG that wait for its shards; None for one that is not ready yet."""
     missing: float | None = None
-    """Since when Slurm's queue has not had it."""
-    gone: bool = False
-    """Whether Slurm has nothing more of it."""
+    """When it was first missing in Slurm's queue."""
+    left_slurm: bool = False
+    """Whether Slurm no longer knows it."""
     batch: list["Task"] = field(default_factory=list)
     """The tasks of its batch."""
     _offset: int = 0
@@ -129,17 +129,17 @@ class Task:
 
     @property
     def log(self) -> Path:
-        """What the task and Slurm itself print."""
+        """The log of the task and of Slurm itself."""
         return self.folder.parent.parent / "logs" / FOLDER / f"{self.folder.name}_{self.index}.log"
 
     @property
     def done(self) -> bool:
-        """Whether nobody waits for it and Slurm does not need its files."""
-        return not self.waiting and (self.gone or len(self.ended) == len(self.shards))
+        """Whether no job waits for it and Slurm does not need its files."""
+        return not self.waiting and (self.left_slurm or len(self.ended) == len(self.shards))
 
     @property
     def abandoned(self) -> Path:
-        """A file that makes the task run nothing more, even if Slurm starts it later."""
+        """A file that stops the task before its next shard, even if Slurm starts it later."""
         return self.folder / f"{self.index}.abandoned"
 
     def accepted(self, job: str) -> None:
@@ -156,7 +156,7 @@ def context(environment: Mapping[str, str]) -> str:
 
 
 def title(rules: Sequence[str]) -> str:
-    """What a batch is called: its rule, or what the names of its rules have in common, such as dedup_bands."""
+    """The title of a batch: its rule, or the common part of its rules' names, such as dedup_bands."""
     return rules[0] if len(set(rules)) == 1 else os.path.commonprefix(rules).rstrip("_0123456789") or "corpus"  # noqa: RUF071
 
 
@@ -246,7 +246,7 @@ def recorded(run: Path) -> Iterator[Task]:
 
 
 def remove_if_done(task: Task) -> None:
-    """Remove the files of a task's batch if nobody needs them any more."""
+    """Remove the files of a task's batch if they are no longer needed."""
     if all(one.done for one in task.batch):
         remove(task.folder)
 

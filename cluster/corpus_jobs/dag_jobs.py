@@ -1,4 +1,4 @@
-"""What the executor takes from the jobs of Snakemake's DAG: what each runs and asks of Slurm, and which go together.
+"""Converts jobs of Snakemake's DAG for the executor: command, Slurm request, and which are submitted together.
 
 A job waits until all jobs of its rule are ready, so that they share one job array (`PendingJobs`). `snakemake -n`
 prints the batches that a run would submit (`print_plan`).
@@ -64,7 +64,7 @@ def time_limit(rule: str) -> str:
 
 
 def request_of(job: Any, cluster: ClusterSettings) -> Request:
-    """What a job asks of Slurm: what its rule says, and two and three times as much memory when it is retried.
+    """The Slurm request of a job: its rule's, with two and three times the memory when it is retried.
 
     Rules say constants, because functions of the attempt make planning slow.
     """
@@ -81,12 +81,12 @@ def request_of(job: Any, cluster: ClusterSettings) -> Request:
 
 
 def site_of(settings: Settings, request: Request) -> SiteSettings:
-    """What the site asks of a batch."""
+    """The site's settings for a batch."""
     return settings.cluster_of(request.model).site_of(request.gpus, request.partition)
 
 
 def describe(job: Any, settings: Settings) -> ShardJob:
-    """What the tasks need to know about a job. Raises WorkflowError for a kind of job that they cannot run."""
+    """Convert a job for the tasks. Raises WorkflowError for a kind of job that they cannot run."""
     from snakemake.shell import shell
 
     if job.is_group() or not job.is_shell or job.conda_env or job.container_img or job.env_modules or job.is_shadow:
@@ -134,7 +134,7 @@ def task_failure(where: str, state: str, task: Task) -> str:
 
 
 def last_line(log: Path) -> str:
-    """The end of what a task and Slurm printed, for an error message; empty if that is nothing."""
+    """The last line of a task's log, for an error message; empty if there is none."""
     try:
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     except OSError:
@@ -149,7 +149,7 @@ class PendingJobs:
     """Jobs that are ready and not submitted yet, in order."""
 
     def __init__(self, needed: Iterable[Any]) -> None:
-        """`needed`: the jobs of the DAG that will come."""
+        """`needed`: the jobs of the DAG that will run."""
         self.jobs: dict[ShardJob, None] = {}
         self._awaited = Counter(job.rule.name for job in needed)
         self._touched = time.monotonic()

@@ -38,7 +38,7 @@ from cluster.slurm import RefusedError
 from common.errors import USER_ERROR, InputError, JobError, ToolkitError
 from common.settings import Settings
 
-POLL = 1.0  # seconds between two looks at the result files
+POLL = 1.0  # seconds between two reads of the result files
 SETTLE = 10.0  # seconds after which the results of an ended task are visible here; --latency-wait, if that is less
 RETRY = 30.0  # seconds until sbatch is called again after a refusal that passes
 SOON = 3.0  # the same, if a task has ended since: Slurm's own count falls a moment later
@@ -124,7 +124,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._read_results()
         if time.monotonic() >= self._next_queue and (self._open or self._orphans.claimed):
             self._next_queue = time.monotonic() + self._interval
-            self._look_at_queue()
+            self._check_queue()
         if time.monotonic() >= self._retry_at:
             busy = bool(self._open or self._orphans.claimed)
             self._submit_all(self._pending.ready(busy, lambda: self.workflow.scheduler.running))
@@ -143,7 +143,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 prepared = [self._prepare(members[number]) for part in parts for number in part]
                 if not all(prepared) or not self._submit(request, members, parts) or len(parts) < len(whole):
                     return  # the rest follows
-        self._say("sbatch", "")
+        self._report_trouble("sbatch", "")
 
     def _prepare(self, item: ShardJob) -> bool:
         """Make the folders of a job's outputs; keep the log of a failed attempt, and remove that of an earlier run."""
@@ -161,7 +161,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         return True
 
     def _submit(self, request: Request, members: Sequence[ShardJob], parts: Sequence[range]) -> bool:
-        """Submit a batch; returns whether Slurm took it. After a limit on queued jobs, half as much comes next."""
+        """Submit a batch; returns whether Slurm accepts it. After a limit on queued jobs the next is half as large."""
         run, site = self.settings.run, dag_jobs.site_of(self.settings, request)
         rules = [members[number].shard.rule for part in parts for number in part]
         tasks = batches.write_batch(run, [item.shard for item in members], parts, request, site)
@@ -176,7 +176,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self._room = len(parts) // 2
             if not error.too_many or not self._room:
                 then = "the rest follows as jobs end" if error.too_many else f"trying again every {RETRY:.0f} s"
-                self._say("sbatch", f"{name}: Slurm refused the job: {error.reason}; {then}")
+                self._report_trouble("sbatch", f"{name}: Slurm refused the job: {error.reason}; {then}")
                 self._retry_at = time.monotonic() + RETRY
             return False
         batches.accepted(tasks, job)
@@ -189,7 +189,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         return True
 
     def _wait_for(self, item: ShardJob, task: Task, number: int) -> None:
-        """From now on, a job waits for a shard of a task that Slurm has."""
+        """Let a job wait for a shard of a task that Slurm has."""
         item.again, task.waiting[number] = True, item
         if task not in self._open:
             self._open.append(task)
@@ -214,7 +214,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self._close(task)
 
     def _close(self, task: Task) -> None:
-        """Forget a task for which no job of this run waits, and its batch if nobody needs it any more."""
+        """Remove a task for which no job of this run waits, and its batch if it is done."""
         self._open.remove(task)
         self._room += 1
         self._retry_at = min(self._retry_at, time.monotonic() + SOON)
@@ -231,22 +231,22 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self.workflow.scheduler.error_callback(item.job)
                 continue
             others = f" (and {len(members) - 1} others of this task)" if len(members) > 1 else ""
-            said = dag_jobs.last_line(task.log) if task else ""
-            logs = [str(task.log)] if task and said else []
-            self.report_job_error(_info(item, task), msg=f"{reason}{others}{said}", aux_logs=logs)
+            printed = dag_jobs.last_line(task.log) if task else ""
+            logs = [str(task.log)] if task and printed else []
+            self.report_job_error(_info(item, task), msg=f"{reason}{others}{printed}", aux_logs=logs)
 
     # The queue.
 
-    def _look_at_queue(self) -> None:
-        """Find tasks that ended without finishing their list, and decide about what another Snakemake left."""
+    def _check_queue(self) -> None:
+        """Find tasks that ended without finishing their list, and handle orphaned jobs."""
         tasks = {*self._open, *(task for _, task, _ in self._orphans.claimed)}
         found = slurm.queue({task.job.split("_")[0] for task in tasks if task.job})
         if found is None:
-            self._say("squeue", "Slurm's controller does not answer; waiting for it")
+            self._report_trouble("squeue", "Slurm's controller does not answer; waiting for it")
             return
-        self._say("squeue", "")
+        self._report_trouble("squeue", "")
         queue, now = {job.id: job for job in found}, time.monotonic()
-        self._judge_orphans(queue)
+        self._handle_orphans(queue)
         for task in list(self._open):
             job = queue.get(task.job)
             if job is not None and job.unschedulable:
@@ -255,19 +255,19 @@ class Executor(RealExecutor):  # type: ignore[misc]
             elif job is not None and job.active:
                 task.missing = None
                 if job.reason not in self._troubles and (why := slurm.not_yet(job)):
-                    self._say(job.reason, why)
+                    self._report_trouble(job.reason, why)
             else:
                 task.missing = now if task.missing is None else task.missing
                 if now >= task.missing + self._settle:
-                    task.gone = True
+                    task.left_slurm = True
                     self._read_results()
                     if task in self._open:
-                        self._judge(task, job.state if job else "")
+                        self._handle_early_end(task, job.state if job else "")
         if any(task.missing is not None for task in self._open):
             self._next_queue = min(self._next_queue, time.monotonic() + self._settle)
 
-    def _judge(self, task: Task, state: str) -> None:
-        """Decide about the shards of a task that ended early: the one that ran, and those that had not started."""
+    def _handle_early_end(self, task: Task, state: str) -> None:
+        """Fail or resubmit the shards of a task that ended early: the one that ran, and those that had not started."""
         where = f"Slurm's job {task.job} ended ({state or 'unknown to Slurm by now'})"
         if state == "CANCELLED":
             self._end(task, f"{where}: somebody cancelled it")
@@ -288,7 +288,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._close(task)
 
     def _end(self, task: Task, reason: str) -> None:
-        """Abandon a task: cancel what Slurm still has of it, and report its shards as failed for good."""
+        """Abandon a task: cancel it in Slurm, and report its shards as failed for good."""
         self._cancel([task])
         members = _jobs(task)
         for number in members:
@@ -310,12 +310,12 @@ class Executor(RealExecutor):  # type: ignore[misc]
         except (JobError, InputError) as error:
             self.logger.warning(f"{error}; the jobs end by themselves before their next shard")
 
-    def _judge_orphans(self, queue: dict[str, slurm.QueuedJob]) -> None:
-        """Adopt, cancel or repeat what a Snakemake that died has left of the jobs that are ready now."""
+    def _handle_orphans(self, queue: dict[str, slurm.QueuedJob]) -> None:
+        """Adopt, cancel or repeat orphaned jobs of a dead Snakemake, as far as they are ready in this run."""
         for item, task, number in list(self._orphans.claimed):
-            verdict = self._orphans.judge(item, task, number, queue.get(task.job))
+            verdict = self._orphans.decide(item, task, number, queue.get(task.job))
             if verdict == "cancel":
-                self.logger.info(f"Cancelling job {task.job} of an earlier run: it does something else by now.")
+                self.logger.info(f"Cancelling job {task.job} of an earlier run: its shards have changed.")
                 self._cancel([task])
             if verdict in ("wait", "cancel"):
                 continue
@@ -328,8 +328,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self._pending.jobs[item] = None
                 batches.remove_if_done(task)
 
-    def _say(self, command: str, trouble: str) -> None:
-        """Tell about a trouble with a command or job of Slurm when it begins, and when it has passed (empty)."""
+    def _report_trouble(self, command: str, trouble: str) -> None:
+        """Warn when a problem with a command or job of Slurm begins, and when it has ended (`trouble` is empty)."""
         if trouble != self._troubles.get(command, ""):
             self.logger.warning(trouble or f"{command} answers again.")
             self._troubles[command] = trouble

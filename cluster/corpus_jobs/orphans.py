@@ -1,4 +1,4 @@
-"""What a Snakemake that died has left in Slurm, and what becomes of each of its shards: adopted, cancelled or repeated.
+"""Decides about shards that a dead Snakemake has left in Slurm: adopted, cancelled or repeated.
 
 A shard is adopted if its command and settings are what would be submitted now, and no input is newer than its
 start. Its task then counts as one of this run: queued, running, or finished with success. Everything else is repeated,
@@ -21,15 +21,15 @@ Verdict = Literal["adopt", "cancel", "wait", "repeat"]
 
 
 class OrphanedJobs:
-    """The shards of earlier batches that jobs of this run are about."""
+    """The shards of earlier batches that this run needs."""
 
     def __init__(self, settings: Settings, needed: Iterable[Any]) -> None:
-        """`needed`: the jobs of the DAG that will come."""
+        """`needed`: the jobs of the DAG that will run."""
         self._settings, self._context = settings, batches.context(os.environ)
         self._cancelled: set[Task] = set()
         self._shards: dict[str, tuple[Task, int]] = {}
         self.claimed: list[tuple[ShardJob, Task, int]] = []
-        """Jobs that are ready, and about which nothing has been decided."""
+        """Jobs that are ready and undecided."""
         if found := list(batches.recorded(settings.run)):
             keys = {batches.key_of(job.rule.name, job.output) for job in needed}
             every = ((shard.key, task, number) for task in found for number, shard in enumerate(task.shards))
@@ -39,14 +39,14 @@ class OrphanedJobs:
                 task.waiting[number] = None
 
     def claims(self, item: ShardJob) -> bool:
-        """Whether an earlier batch has this job: then it is in `claimed` from now on."""
+        """Whether an earlier batch has this job, which is then added to `claimed`."""
         if item.again or item.shard.key not in self._shards:
             return False
         self.claimed.append((item, *self._shards.pop(item.shard.key)))
         return True
 
-    def judge(self, item: ShardJob, task: Task, number: int, job: QueuedJob | None) -> Verdict:
-        """What to do about a claimed job; `job` is its task in Slurm's queue."""
+    def decide(self, item: ShardJob, task: Task, number: int, job: QueuedJob | None) -> Verdict:
+        """Decide about a claimed job; `job` is its task in Slurm's queue."""
         task.read()
         same = item.shard == task.shards[number] and self._context == task.context
         inputs = [*item.job.input, *steps.read_by(item.job.rule.name, self._settings)]
@@ -61,7 +61,7 @@ class OrphanedJobs:
                 task.read()
                 if task.job:
                     return "wait"
-            task.gone = True
+            task.left_slurm = True
             return "repeat"
         if task in self._cancelled or (task.abandoned.exists() and job.state == "COMPLETING"):
             return "wait"
@@ -73,5 +73,5 @@ class OrphanedJobs:
 
 
 def _saw(inputs: Iterable[str | Path], started: float) -> bool:
-    """Whether a shard that started then has seen its inputs as they are now."""
+    """Whether no input has changed since a shard started."""
     return all(os.stat(path).st_mtime <= started for path in inputs if os.path.exists(path))

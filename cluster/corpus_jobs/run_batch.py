@@ -26,7 +26,7 @@ import tempfile
 import time
 from typing import Any
 
-WATCH = 5.0  # seconds between two looks at whether this task is still wanted
+WATCH = 5.0  # seconds between two checks whether this task is still wanted
 TAKEOVER = 3 * WATCH  # seconds in which an older copy of a requeued task notices the new one and leaves
 GRACE = 20.0  # seconds between SIGTERM and SIGKILL for a command that is no longer wanted
 _LONGEST_ARGUMENT = 100_000  # bytes; the kernel allows 131,072
@@ -82,7 +82,7 @@ class Task:
         return owner == self.job and all(event["begin"] <= self.restarts for event in begun if event["job"] == owner)
 
     def stop(self, *_: object) -> None:
-        """End the running command, and start no other."""
+        """End the running command, and start no others."""
         self.stopping = True
         self._signal(signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""Do the files of a checkpoint belong together: is each rank's there once, of one save, and no copy of another's?
+"""Check that a checkpoint's files belong together: one per rank, all of one save, none a copy of another's.
 
 Optimizer files do not say which iteration they are of: one row of each tensor tells whether float32 weights are those
 that were rounded to the 16-bit ones beside them. Copies of a tensor on several ranks should be equal bit for bit: a run
@@ -69,7 +69,7 @@ def check_count(
 
 
 def check_alike(files: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
-    """Raises CheckpointError naming a file that differs from the first in what all files of a save share."""
+    """Raises CheckpointError naming a file that differs from the first in values that all files of a save share."""
     first: tuple[Path, Mapping[str, Any]] | None = None
     for path, said in files:
         first = first or (path, said)
@@ -91,17 +91,17 @@ def iteration_of(folder: Path, recorded: int | None) -> int | None:
     return int(named[2]) if named else recorded
 
 
-def check_agreement(low: Mapping[str, Sharded], high: Mapping[str, Sharded], cure: str) -> None:
-    """Raises CheckpointError if a tensor of `high` does not round to that of `low`, by its middle row: no padding."""
-    for name in low.keys() & high.keys():
-        if low[name].shape != high[name].shape:
+def check_agreement(rounded: Mapping[str, Sharded], masters: Mapping[str, Sharded], cure: str) -> None:
+    """Raises CheckpointError if the middle row of a tensor, which is no padding, differs by more than rounding."""
+    for name in rounded.keys() & masters.keys():
+        if rounded[name].shape != masters[name].shape:
             raise CheckpointError(f"tensor {name!r} has another shape in the model files; {cure}")
-        row = low[name].shape[0] // 2
-        rounded, exact = (one[name].rows(row, row + 1).read().flatten().float() for one in (low, high))
-        if not rounded.any():
+        row = rounded[name].shape[0] // 2
+        low, high = (tensors[name].rows(row, row + 1).read().flatten().float() for tensors in (rounded, masters))
+        if not low.any():
             continue  # a placeholder
-        if not torch.allclose(rounded, exact, rtol=_ROUNDING, atol=_SMALLEST, equal_nan=True):
-            difference = float((rounded - exact).abs().max())
+        if not torch.allclose(low, high, rtol=_ROUNDING, atol=_SMALLEST, equal_nan=True):
+            difference = float((low - high).abs().max())
             raise CheckpointError(
                 f"row {row} of tensor {name!r} differs by {difference:.1e} from the 16-bit weights of the model "
                 f"files, more than rounding explains; {cure}"
@@ -138,7 +138,7 @@ def _file(part: Stored) -> str:
 
 @dataclass(frozen=True)
 class Replicas:
-    """What the comparison of all copies found."""
+    """The result of comparing all copies."""
 
     compared: int = 0
     """Copies."""

@@ -42,7 +42,7 @@ class DcpTensor(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Where a part of a tensor, or an object, lies."""
+    """The place of a part of a tensor, or of an object."""
 
     file: str
     offset: int
@@ -50,7 +50,7 @@ class Record(NamedTuple):
 
 
 def read_metadata(folder: Path) -> tuple[dict[str, DcpTensor], list[str], dict[tuple[str, Size], Record]]:
-    """What `.metadata` says: tensors by key, keys of what is no tensor, records by key and offset of the part.
+    """The content of `.metadata`: tensors by key, keys of other objects, records by key and offset of the part.
 
     Raises CheckpointError if the file is missing or damaged, names a class that DCP does not write, or points outside
     the folder.
@@ -123,7 +123,7 @@ class Dcp:
         self._tensors, self.objects, self._records = read_metadata(folder)
         self.shapes = {key: tensor.shape for key, tensor in self._tensors.items()}
         self.files = {folder / ".metadata"}
-        """Every file that has been looked into."""
+        """Every file that was read."""
         self._checks: dict[Path, Callable[[], None]] = {}
 
     def sharded(self, key: str, shape: tuple[int, ...] | None = None) -> Sharded:
@@ -131,7 +131,7 @@ class Dcp:
         return self._joined(key, *self._blocks(key, shape))
 
     def layers(self, key: str, shape: tuple[int, ...] | None = None) -> list[Sharded]:
-        """The same for each index of the leading dimension: the layers of a stacked tensor."""
+        """The layers of a stacked tensor, one per index of the leading dimension."""
         shape, blocks = self._blocks(key, shape)
         layers: list[list[Block]] = [[] for _ in range(shape[0])]
         for (first, *offset), stored in blocks:
@@ -140,7 +140,7 @@ class Dcp:
         return [self._joined(key, shape[1:], blocks) for blocks in layers]
 
     def load_object(self, key: str) -> Any:
-        """What is no tensor, read by `load_record`."""
+        """An object that is no tensor, read by `load_record`."""
         return self._load(key, ())
 
     def _joined(self, key: str, shape: tuple[int, ...], blocks: list[Block]) -> Sharded:

@@ -63,7 +63,7 @@ class _Save:
     """The tensors of the pipeline's modules: by number of the layer, then by tensor rank."""
     files: Sequence[Path]
     stage: int
-    """Of ZeRO."""
+    """The ZeRO stage."""
 
     @property
     def state(self) -> State:
@@ -82,7 +82,7 @@ class _Save:
 
     @property
     def layout(self) -> str:
-        """For people."""
+        """The layout in words."""
         if self.partitions:
             zero = f"ZeRO {self.stage} over {len(self.partitions[0])} data ranks"
         else:
@@ -109,7 +109,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     megatron = not any(name.family == "transformers" for name in names.values() if name.layer is not None)
     conv1d = not megatron and _is_conv1d((*master_weights, *model_weights), names)
     recorded, tokenizer = _read_recorded(folder, state, options, megatron)
-    tensors, note = tie_head(_join(model_weights, names, conv1d), recorded.tied)
+    tensors, tied_note = tie_head(_join(model_weights, names, conv1d), recorded.tied)
     masters, *moments = (_join(optimizer_weights.get(kind, ()), names, conv1d) for kind in ("", *MOMENTS))
     model, assumed = architecture({**tensors, **masters}, recorded, conv1d=conv1d, shards=shards)
     check_agreement(tensors, masters, f"{CURE}; without *_optim_states.pt the latter are taken")
@@ -119,29 +119,29 @@ def open_folder(folder: Path, options: Options) -> Source:
             f"{frozen} tensors were not trained and have no float32 weights; those of the model files are taken",
         )
     first = save.partitions[0][0] if save.partitions else None
-    version = state.get("ds_version") or (first and first.version)
+    deepspeed_version = state.get("ds_version") or (first and first.version)
     types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     is_2019 = any(map(_2019.fullmatch, names))
     args = fields(state.get("args"))
-    version_number = 0 if not megatron else number_in(state.get("checkpoint_version", args.get("checkpoint_version")))
+    qkv_version = 0 if not megatron else number_in(state.get("checkpoint_version", args.get("checkpoint_version")))
     iteration, samples = _progress(folder, state)
     return Source(
         path=folder,
-        layout=f"DeepSpeed {version or 'of unknown version'}, {save.layout}, names of "
+        layout=f"DeepSpeed {deepspeed_version or 'of unknown version'}, {save.layout}, names of "
         f"{'Megatron' if megatron else 'transformers'}, {' and '.join(types)} {'masters' if masters else 'weights'}",
         model=model,
-        qkv=qkv_order(version_number, options, shards, default=0 if is_2019 else None),
+        qkv=qkv_order(qkv_version, options, shards, default=0 if is_2019 else None),
         tensors=tensors,
         files=tuple(save.files),
         conv1d=conv1d,
         iteration=iteration,
         consumed_samples=samples,
-        notes=(*notes, *assumed, *note),
+        notes=(*notes, *assumed, *tied_note),
         moments=dict(zip(MOMENTS, moments, strict=True)),
         step=first.step if first else None,
         tokenizer=tokenizer,
         facts={
-            "deepspeed": version,
+            "deepspeed": deepspeed_version,
             "zero_stage": save.stage,
             "tensor_ranks": shards,
             "pipeline_stages": save.pipeline,
@@ -179,12 +179,12 @@ def _open(folder: Path) -> _Save:
             raise file_error(folder / f"layer_{number:02d}-model_00-model_states.pt", f"missing; {CURE}")
     files = [path for row in (*model_files, *optimizer_files, *layer_files) for path in row]
     save = _Save(models, partitions, layers, files, stage)
-    of_ranks = (
+    rank_args = (
         (path, fields(state.get("args")), (rank % save.tensor_ranks, rank // save.tensor_ranks))
         for rank, (paths, states) in enumerate(zip(model_files, models, strict=True))
         for path, state in zip(paths, states, strict=True)
     )
-    check_ranks(list(of_ranks), save.tensor_ranks, save.pipeline)
+    check_ranks(list(rank_args), save.tensor_ranks, save.pipeline)
     return save
 
 
@@ -224,7 +224,7 @@ def _tensors_in(tree: Any) -> Iterator[tuple[str, Stored]]:
 
 
 def _model_weights(save: _Save) -> Stages:
-    """What the model files and the layer files hold: 16-bit weights, or all of a run without float32 weights."""
+    """The weights in model and layer files: 16-bit, or all of a run without float32 weights."""
     if save.layers:
         return [
             (f"layer_{number:02d}", [{f"{number}.{key}": tensor for key, tensor in rank.items()} for rank in ranks])
@@ -284,7 +284,7 @@ def _join(stages: Stages, names: Mapping[str, Name], conv1d: bool) -> dict[str, 
 
 
 def _read_recorded(folder: Path, state: State, options: Options, megatron: bool) -> tuple[Recorded, Tokenizer | None]:
-    """The settings beside the weights, and the tokenizer of transformers' Trainer, which writes a config.json."""
+    """The recorded settings, and the tokenizer of transformers' Trainer, which writes a config.json."""
     if megatron:
         recorded = read_args(fields(state.get("args")), options)
         tokens = number_in(fields(state.get("universal_checkpoint_info")).get("original_vocab_size"))
@@ -296,13 +296,14 @@ def _read_recorded(folder: Path, state: State, options: Options, megatron: bool)
 
 
 def _progress(folder: Path, state: State) -> tuple[int | None, int | None]:
-    """Iterations, and consumed samples."""
-    found = re.search(r"(\d+)$", folder.name)
-    places = (state.get("iteration"), state.get("global_steps"))
-    recorded = next((number for place in places if (number := number_in(place)) is not None), None)
-    iteration = iteration_of(folder, recorded)
-    if iteration is None and found:
-        iteration = int(found[1])
-    samples = [place.get("consumed_train_samples") for place in (state, fields(state.get("args")))]
-    samples.append(state.get("global_samples"))  # steps x global batch size
-    return iteration, next((number for place in samples if (number := number_in(place)) is not None), None)
+    """Iterations and consumed samples, None where they are not recorded."""
+    iteration = iteration_of(folder, _first_number(state.get("iteration"), state.get("global_steps")))
+    if iteration is None and (number := re.search(r"\d+$", folder.name)):
+        iteration = int(number[0])
+    args = fields(state.get("args"))
+    samples = (state.get("consumed_train_samples"), args.get("consumed_train_samples"))
+    return iteration, _first_number(*samples, state.get("global_samples"))  # the last: steps x global batch size
+
+
+def _first_number(*values: Any) -> int | None:
+    return next((number for value in values if (number := number_in(value)) is not None), None)

@@ -128,7 +128,7 @@ def _with_tokens(recorded: Recorded, tokens: int, options: Options) -> Recorded:
 
 
 def recorded_in(config: Mapping[str, Any], options: Options, place: str = CONFIG) -> Recorded:
-    """What config.json, or another `place`, and the flags say of the model. CheckpointError if they contradict."""
+    """The settings in config.json, or another `place`, and the flags. CheckpointError if they contradict."""
     for flag, key, given in (
         ("--num-heads", "n_head", options.num_heads),
         ("--activation", "activation_function", options.activation),

@@ -34,7 +34,7 @@ _ORDERS = ("[(q, k, v), head, dim] per rank", "[head, dim, (q, k, v)]", "[head, 
 
 @dataclass(frozen=True)
 class _RankFile:
-    """What is in one rank's file; no tensor has been read."""
+    """The content of one rank's file; no tensor has been read."""
 
     path: Path
     chunks: tuple[Mapping[Name, Stored], ...]

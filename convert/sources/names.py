@@ -71,7 +71,7 @@ def parse(key: str) -> Name | None:
 
 
 def translate(keys: Iterable[str], shared: Mapping[str, str]) -> dict[str, Name]:
-    """What DeepSpeed's keys mean; the number of a pipeline's module becomes that of the layer.
+    """The tensors that DeepSpeed's keys name; a pipeline module's number becomes that of the layer.
 
     `shared` are the second names of parameters with the first ones; a tied embedding's or head's is left out. Raises
     CheckpointError for an unknown key, or if names of both families are there.

@@ -86,7 +86,7 @@ def tie_head(tensors: dict[str, Sharded], tied: bool | None) -> tuple[dict[str, 
     head, wte = tensors.get(HEAD), tensors.get("wte.weight")
     if wte is None or head is None or tied is False:
         return tensors, ()
-    if tied is None and not _equal(head, wte):
+    if tied is None and not (head.dtype == wte.dtype and same_values(head, wte)):
         return tensors, ("the head differs from the token embedding: taken as not tied",)
     others = {name: tensor for name, tensor in tensors.items() if name != HEAD}
     return {**others, "wte.weight": replace(wte, copies={**wte.copies, "output_layer": head})}, ()
@@ -170,7 +170,7 @@ def architecture(
 
 
 def true_vocabulary(rows: int, recorded: int | None) -> tuple[int, tuple[str, ...]]:
-    """How many of `rows` are tokens, and a note; `recorded` is the source's own number, if it has one.
+    """The number of `rows` that are tokens, and a note; `recorded` is the source's own number, if it has one.
 
     Raises CheckpointError if there are fewer rows than recorded.
     """
@@ -185,8 +185,3 @@ def true_vocabulary(rows: int, recorded: int | None) -> tuple[int, tuple[str, ..
         note = f"vocabulary taken as GPT-2's {GPT2_VOCABULARY}: {rows} rows are that many padded (--vocab-size decides)"
         return GPT2_VOCABULARY, (note,)
     return rows, ()
-
-
-def _equal(one: Sharded, other: Sharded) -> bool:
-    """Whether two tensors of the same ranks have the same values."""
-    return one.dtype == other.dtype and same_values(one, other)

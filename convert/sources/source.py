@@ -1,4 +1,4 @@
-"""What every source format is turned into: GPT-2's tensors by name, each as the blocks that lie in files.
+"""The common form of every source: GPT-2's tensors by name, each as blocks in files.
 
 Names are Hugging Face's without `transformer.` (`wte.weight`, `h.0.mlp.c_fc.weight`, …, and `lm_head.weight` if the
 head is not tied). Values stay as the source has them: padded vocabulary, the source's order of qkv rows, matrices
@@ -51,7 +51,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a checkpoint, or the person who reads it, says about its model; None, or absent, is unknown."""
+    """What a checkpoint or the flags state about its model; None, or absent, is unknown."""
 
     n_head: int | None = None
     vocab_size: int | None = None
@@ -185,7 +185,7 @@ class Source:
     path: Path
     """The folder that holds the files: iter_0000100, a DeepSpeed tag, a Hugging Face folder."""
     layout: str
-    """What it is, for people: "Megatron-LM, 24 layers, tensor 8 x pipeline 2, checkpoint_version 3"."""
+    """A description: "Megatron-LM, 24 layers, tensor 8 x pipeline 2, checkpoint_version 3"."""
     model: Architecture
     qkv: QKV
     tensors: Mapping[str, Sharded]
@@ -202,7 +202,7 @@ class Source:
     moments: Mapping[str, Mapping[str, Sharded]] = field(default_factory=dict)
     """`exp_avg` and `exp_avg_sq`: tensors by the names of `tensors`, as many as the source names."""
     step: int | None = None
-    """Optimiser steps behind the moments."""
+    """Optimiser steps that the moments have accumulated."""
     tokenizer: Tokenizer | None = None
     """None: the packaged GPT-2 vocabulary if the size is GPT-2's, else none."""
     tokenizer_files: tuple[Path, ...] = ()
@@ -212,7 +212,7 @@ class Source:
 
     @property
     def has_moments(self) -> bool:
-        """Whether the moments of every tensor are there, and the number of steps behind them."""
+        """Whether every tensor has its moments, and their number of steps is known."""
         return self.step is not None and all(
             name in found and found[name].shape == tensor.shape
             for found in (self.moments.get(kind, {}) for kind in MOMENTS)

@@ -104,7 +104,7 @@ def _backend(folder: Path) -> Mapping[str, Any]:
 
 
 def _read_common(dcp: Dcp) -> Mapping[str, Any]:
-    """What is no tensor: args, iteration, the optimizer's step. Empty if the folder has none."""
+    """The content that is not a tensor: args, iteration, the optimizer's step. Empty if there is none."""
     path = dcp.folder / "common.pt"
     if path.exists():
         return fields(load_pt(path))

@@ -28,14 +28,14 @@ _STAGE3, _STAGE12 = "fp32_flat_groups", "single_partition_of_fp32_groups"
 
 @dataclass(frozen=True)
 class Partition:
-    """What one file holds; tuples are per group of parameters."""
+    """The content of one file; tuples are per group of parameters."""
 
     path: Path
     stage: int
     ranks: int | None
     """Data ranks that share the parameters; None if the file does not say."""
     masters: tuple[Stored, ...]
-    """Flat weights, float32 unless DeepSpeed was told otherwise; empty if the file has none by a name that is known."""
+    """Flat weights, float32 unless configured otherwise; empty if the file has none under a known name."""
     moments: Mapping[str, tuple[Stored, ...]]
     """`exp_avg` and `exp_avg_sq`, flat as the masters; empty for other optimizers than Adam."""
     step: int | None
@@ -45,7 +45,7 @@ class Partition:
 
     @property
     def shared(self) -> Mapping[str, Any]:
-        """What all optimizer files of a save have in common."""
+        """The values that all optimizer files of a save share."""
         return {
             "ZeRO stage": self.stage,
             "partition_count": self.ranks,

@@ -102,7 +102,7 @@ def _empty(source: Source, name: str, tp: int) -> Tensor:
 
 
 def _reserve(path: Path, content: Mapping[str, Any], model: Mapping[str, Tensor]) -> Mapping[str, StoredTensor]:
-    """Save a file whose tensors are zeros that use no disk space; returns where their data lies."""
+    """Save a file whose tensors are zeros that use no disk space; returns the places of their data."""
     path.parent.mkdir(parents=True)
     with naming(path), path.open("xb") as file, torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save({**content, "model": dict(model)}, file)

@@ -126,7 +126,7 @@ class _Writer:
         self._append(MetadataIndex(key, offset, len(described.chunks) - 1), chunk)
 
     def add_object(self, key: str, content: Any) -> None:
-        """Write what is no tensor."""
+        """Write an object that is no tensor."""
         self._metadata.state_dict_metadata[key] = BytesStorageMetadata()
         self._append(MetadataIndex(key), content)
 

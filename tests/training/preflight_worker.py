@@ -18,5 +18,5 @@ def main(argv: list[str]) -> int:
     os.environ["SLURMD_NODENAME"] = f"node{launch.rank + 1}"
     if launch.rank == launch.world_size - 1:
         changed = {"threads": 10**9} if fault == "odd" else {"disk_free": 0}
-        preflight._look = lambda *seen, real=preflight._look: replace(real(*seen), **changed)  # type: ignore
+        preflight._inspect = lambda *seen, real=preflight._inspect: replace(real(*seen), **changed)  # type: ignore
     return preflight.run_preflight(settings_of(config), "tiny")

@@ -39,7 +39,7 @@ def test_a_rank_that_is_killed_makes_the_others_leave_to_be_resumed(tmp_path: Pa
         job.signal(signal.SIGKILL, killed)
         survivor = job.wait()[1 - killed]
     assert survivor.returncode == RESUME_ME
-    assert f"rank {1 - killed} leaves because rank {killed} failed" in survivor.stderr
+    assert f"rank {1 - killed} exits because rank {killed} failed" in survivor.stderr
     assert survivor.stderr.count("\n") == 1
 
 

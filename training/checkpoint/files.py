@@ -1,4 +1,4 @@
-"""safetensors files: written tensor by tensor, hashed as they grow, and read as byte ranges.
+"""safetensors files: written tensor by tensor, hashed while they are written, and read as byte ranges.
 
     bytes  content
     8      N, little-endian
@@ -41,13 +41,13 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Names in the header; others are refused."""
+"""Types by their names in a file's header; others are refused."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 THREADS = 4
-"""Files that a rank writes, reads or hashes at a time: at most one GPU's share of a node's cores."""
+"""Files that a rank writes, reads or hashes concurrently: at most one GPU's share of a node's cores."""
 _READ = 16 << 20  # bytes per read
 _CHUNK = 1 << 20  # bytes per write: fits a core's cache; 8 MB chunks were written at half of the speed
-_WRITE_BACK = 8 << 20  # bytes after which the kernel is told to write to the disk, so that little is left for fsync
+_WRITE_BACK = 8 << 20  # bytes between requests to the kernel to write to disk, so that little is left for fsync
 
 Described = tuple[torch.dtype, tuple[int, ...]]
 """Type and shape of a tensor."""
@@ -60,7 +60,7 @@ class HashedFile:
         self.path, self.size = path, 0
         self._hash = xxhash.xxh3_128()
         self._file: IO[bytes] = path.open("xb")
-        self._flushed = 0  # bytes that the kernel was told to write to the disk
+        self._flushed = 0  # bytes that the kernel was asked to write to disk
         self._failure: OSError | None = None
 
     def __enter__(self) -> "HashedFile":
@@ -151,7 +151,7 @@ class StoredTensor:
     stride: tuple[int, ...] | None = None
     """In elements; None if contiguous."""
     check: Callable[[], None] | None = field(default=None, compare=False, repr=False)
-    """Is called before each read; raises CheckpointError if the file is damaged."""
+    """Called before each read; raises CheckpointError if the file is damaged."""
 
     def __post_init__(self) -> None:
         # the step of a dimension of size 1 means nothing
@@ -181,7 +181,7 @@ class StoredTensor:
         return replace(self, offset=start, shape=(last - first, *self.shape[1:]))
 
     def __getitem__(self, row: int) -> "StoredTensor":
-        """One row, with a dimension less: a layer of a stacked tensor."""
+        """One row, without the first dimension: a layer of a stacked tensor."""
         start = self.offset + row * self._row_stride() * self.dtype.itemsize
         return replace(self, offset=start, shape=self.shape[1:], stride=self.stride and self.stride[1:])
 

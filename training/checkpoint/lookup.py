@@ -23,7 +23,7 @@ _SHOWN = 3  # problems quoted in a message
 
 
 def find_damage(folder: Path, group: Any = None, *, content: bool = True) -> CheckpointError | None:
-    """What is wrong with a checkpoint; None if nothing is.
+    """The damage of a checkpoint in one line; None if it is intact.
 
     A collective call: the ranks share the reading, and all get the same answer.
     """
@@ -152,7 +152,7 @@ def prune(
 
 
 def _remove(folder: Path) -> None:
-    """Rename a checkpoint, then delete it, so that a kill in between leaves nothing that looks like a checkpoint."""
+    """Rename a checkpoint, then delete it, so that a kill in between leaves no folder with a checkpoint's name."""
     condemned = folder.with_name(folder.name + ".tmp")
     if foreign := first_foreign_file(folder, _OWN.fullmatch):
         warn(f"{folder}: not removed: {foreign.name} in it does not belong to a checkpoint")

@@ -27,7 +27,7 @@ _VOCABULARY = {"encoder_json": "tokenizer/encoder.json", "vocab_bpe": "tokenizer
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come."""
+    """The progress of a run."""
 
     iteration: int
     """Optimiser steps done."""
@@ -36,7 +36,7 @@ class Progress:
     guard: Mapping[str, Any] = field(default_factory=dict)
     """State of `training.monitoring.guard`."""
     journal: Mapping[str, Any] = field(default_factory=dict)
-    """State of `training.metrics`: figures not reported yet."""
+    """State of the metrics logger: figures not reported yet."""
     best: Mapping[str, Any] = field(default_factory=dict)
     """The lowest validation `loss`, its `iteration`, and the validation runs `since`; the steps `taken` before the last
     validation run. Empty before the first."""
@@ -54,7 +54,7 @@ class Progress:
         return replace(self, best={**self.best, "since": self.best.get("since", 0) + 1, "taken": taken})
 
     def end(self, train: TrainSettings) -> str:
-        """Why the run ends here, or "" if it goes on."""
+        """Why the run ends here, or "" if it continues."""
         at, since = f"iteration {self.iteration} of {train.iterations}", self.best.get("since", 0)
         if train.stop_after_no_improvement and since >= train.stop_after_no_improvement:
             lowest = self.best.get("loss", math.inf)
@@ -89,13 +89,13 @@ class Manifest(BaseModel):
     """Id of the token that ends a document."""
     replicas: Replicas
     torch: str
-    """Its version."""
+    """PyTorch's version."""
     files: dict[str, dict[str, Any]]
     """`{"size": bytes, "xxh3": hex}` by file name."""
 
     @property
     def progress(self) -> Progress:
-        """How far the run had come."""
+        """The run's progress at this checkpoint."""
         return Progress(self.iteration, self.consumed_samples, self.guard, self.journal, self.best)
 
     @property

@@ -25,7 +25,7 @@ from common.files import digest, write_json
 from training.checkpoint.files import THREADS, StoredTensor, read_file, write_file
 from training.checkpoint.manifest import Manifest
 from training.parallel.collectives import all_gather
-from training.parallel.dtensor import local_shard, shard_place, true_shape
+from training.parallel.dtensor import local_shard, shard_bounds, true_shape
 
 TENSORS = "tensors.json"
 _MIN_FILE = 64 << 20  # bytes: a rank starts a second file only above this
@@ -64,7 +64,7 @@ def unpadded_shape(key: str, tensor: Tensor, vocab_size: int) -> tuple[int, ...]
 
 def held_part(key: str, tensor: Tensor, vocab_size: int) -> Part:
     """This rank's shard of a tensor, without vocabulary padding; it may be empty."""
-    shape, offset = shard_place(tensor)
+    shape, offset = shard_bounds(tensor)
     true = unpadded_shape(key, tensor, vocab_size)
     if true != tuple(tensor.shape):
         shape = (max(0, min(shape[0], true[0] - offset[0])), *shape[1:])
@@ -72,7 +72,7 @@ def held_part(key: str, tensor: Tensor, vocab_size: int) -> Part:
 
 
 def choose_parts(parts: Mapping[str, Part], group: Any = None) -> dict[str, Part]:
-    """Those of its parts that this rank writes: each rank about as many bytes (a collective call)."""
+    """Choose the parts that this rank writes; all ranks write about as many bytes (a collective call)."""
     holders: dict[tuple[str, Part], list[int]] = {}
     for rank, held in enumerate(all_gather({key: part for key, part in parts.items() if math.prod(part.shape)}, group)):
         for item in held.items():
@@ -157,7 +157,7 @@ def read_index(manifest: Manifest) -> dict[str, Entry]:
 
 
 def stored_tensors(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], StoredTensor]]]]:
-    """The shape of each tensor, and where its parts lie, with their offsets."""
+    """The shape of each tensor, and its parts in files with their offsets."""
     index = read_index(manifest)
     files = {part.file for entry in index.values() for part in entry.parts}
     opened = {file: read_file(manifest.path / file) for file in files}

@@ -15,7 +15,7 @@ import xxhash
 from torch import Tensor, nn
 
 from training.parallel.collectives import all_gather
-from training.parallel.dtensor import local_shard, shard_place
+from training.parallel.dtensor import local_shard, shard_bounds
 
 Shard = tuple[str, tuple[int, ...], tuple[int, ...]]
 """A shard of a parameter: name, shape, and offset in the full tensor."""
@@ -46,7 +46,7 @@ def compare_replicas(parameters: Mapping[str, nn.Parameter]) -> Replicas:
     if not dist.is_initialized():
         return Replicas()
     shards = {
-        (name, *shard_place(parameter)): local_shard(parameter.detach()) for name, parameter in parameters.items()
+        (name, *shard_bounds(parameter)): local_shard(parameter.detach()) for name, parameter in parameters.items()
     }
     shards = {shard: tensor for shard, tensor in shards.items() if tensor.numel()}
     holders = Counter(shard for held in all_gather(list(shards)) for shard in held)

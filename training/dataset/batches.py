@@ -1,4 +1,4 @@
-"""Turn samples into batches, which threads read ahead of their use.
+"""Turn samples into batches, which threads prefetch.
 
     numbers = micro_batches(consumed, micro=4, data_rank=0, data_size=2)
     for batch in threaded_map(partial(read_batch, samples, form), numbers, threads=2, in_flight=16):

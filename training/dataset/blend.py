@@ -31,7 +31,7 @@ MAX_PERIOD = 1 << 20
 
 
 def exact_weights(weights: Sequence[float]) -> list[Fraction]:
-    """The weights as they are written, with a sum of 1: 0.1 is exactly a tenth."""
+    """The weights as exact fractions with a sum of 1: 0.1 is exactly 1/10."""
     written = [Fraction(str(weight)) for weight in weights]
     return [weight / sum(written) for weight in written]
 
@@ -124,7 +124,7 @@ class Blend:
         return corpus, periods * self.weights[corpus] + int(self._index[rest])
 
     def taken(self, samples: int, corpus: int) -> int:
-        """How many of the first `samples` of the stream come from a corpus."""
+        """The number of the first `samples` of the stream that come from a corpus."""
         periods, rest = divmod(samples, self.period)
         return periods * self.weights[corpus] + int(np.count_nonzero(self._corpus[:rest] == corpus))
 

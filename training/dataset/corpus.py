@@ -164,7 +164,7 @@ class Span(NamedTuple):
     first: int
     """Index of the first of them in the document."""
     tokens: int
-    """How many."""
+    """Number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Epoch:
     """(S,) the order of the samples cut from the concatenation."""
 
     def spans(self, begin: int, wanted: int) -> "Iterator[Span]":
-        """What `wanted` tokens from index `begin` of the concatenation are made of."""
+        """The spans that hold `wanted` tokens from index `begin` of the concatenation."""
         place = int(np.searchsorted(self.ends, begin, side="right"))  # skips empty documents
         while wanted:
             end, document_begin = int(self.ends[place]), int(self.ends[place - 1]) if place else 0
@@ -189,7 +189,7 @@ class Epoch:
             wanted, begin, place = wanted - take, begin + take, place + 1
 
     def cut(self, place: int, seq_len: int) -> "Iterator[Span]":
-        """What the sample at this place in the order is made of."""
+        """The spans of the sample at this index of the order."""
         return self.spans(int(self.samples[place]) * seq_len, seq_len + 1)
 
 
@@ -243,7 +243,7 @@ class Samples:
         return Epoch(documents, np.cumsum(self.corpus.lengths[documents]), samples)
 
     def _epoch(self, number: int, index: int = 0) -> Epoch:
-        """Epoch `number`; the previous one is kept, and the next one is prepared from the last hundredth on."""
+        """Epoch `number`. Keeps the previous one, and prepares the next during the last 1 % of an epoch."""
         if self.seed is None:
             number = index = 0
         with self._lock:
@@ -260,7 +260,7 @@ class Samples:
         return self._read(self.spans(number))
 
     def spans(self, number: int) -> Iterator[Span]:
-        """What sample `number`, counted over all epochs, is made of."""
+        """The spans of sample `number`, counted over all epochs."""
         epoch, place = divmod(number, self.per_epoch)
         return self._epoch(epoch, place).cut(place, self.seq_len)
 

@@ -1,4 +1,4 @@
-"""An epoch's order as a memory-mapped file, which also answers where a document or a sample stands in it.
+"""An epoch's order as a memory-mapped file, with an index of the documents and samples in it.
 
     write_order(path, key, samples.make_epoch(0))
     order = read_order(path, key)           # memory-mapped
@@ -37,11 +37,11 @@ class Held(NamedTuple):
     """Samples that hold tokens of documents, one entry per document and sample."""
 
     document: npt.NDArray[np.int64]
-    """Which of the documents asked for, by its number."""
-    place: npt.NDArray[np.int64]
-    """The sample's place in the epoch's order."""
+    """Number of the document."""
+    position: npt.NDArray[np.int64]
+    """The sample's index in the epoch's order."""
     tokens: npt.NDArray[np.int64]
-    """How many tokens of the document it holds."""
+    """Number of the document's tokens in the sample."""
 
 
 def write_order(path: Path, key: str, epoch: Epoch) -> None:

@@ -48,7 +48,7 @@ _OURS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """How a GPT-2 of others may differ from those that we train; it can be used, not trained."""
+    """Settings of other GPT-2 models that ours lack; such a model can be used, not trained."""
 
     n_inner: int
     """Width of the MLP; ours is 4 * n_embd."""

@@ -57,7 +57,7 @@ class Origin:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is known besides the position in the run."""
+        """The known fields, without the position in the run."""
         return {key: value for key in self._FACTS if (value := getattr(self, key)) is not None}
 
 

@@ -1,4 +1,4 @@
-"""Read and write the tokenizer of a Hugging Face folder, and tell its tokens from padding rows. Imports no torch."""
+"""Read and write the tokenizer of a Hugging Face folder, and distinguish tokens from padding rows. Imports no torch."""
 
 import shutil
 from pathlib import Path
@@ -39,7 +39,7 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def true_vocabulary(rows: int, tokenizer: Tokenizer | None) -> int:
-    """How many of an embedding's `rows` are the tokenizer's, all without one; the rows after them are padding."""
+    """The number of an embedding's `rows` that are tokens, all without a tokenizer; the rest are padding."""
     size = vocabulary_size(tokenizer)
     return rows if size is None else min(size, rows)
 
@@ -67,7 +67,7 @@ def grown_rows(folder: Path, ours: Tokenizer, rows: int) -> list[int] | None:
 
 
 def token_count(folder: Path) -> int | None:
-    """How many ids the tokenizer files of a folder give, tokens added after the vocabulary included.
+    """The number of ids in the tokenizer files of a folder, added tokens included.
 
     None if there are no such files, or none that is understood.
     """

@@ -22,16 +22,16 @@ from training.kernels.ops import packed_weights
 from training.model import GPT2, AttentionCore
 
 NextLogits = Callable[[Mapping[int, Sequence[int]]], Tensor]
-"""B texts so far by their numbers -> (B, V) logits of each text's next token, in the same order."""
+"""B texts by number, as tokens -> (B, V) logits of each text's next token, in the same order."""
 
 
 @contextmanager
 def kv_cache(model: GPT2, rows: int, length: int) -> Iterator[NextLogits]:
-    """Yield `next_logits` for `rows` texts of any length, each of which grows by one token per call.
+    """Yield `next_logits` for `rows` texts of any length; each call adds one token per text.
 
     A text that is not given has ended: its row leaves the cache, so that nothing is computed for it any more.
     The cache has room for `length` tokens per text, the longest that a text will get, or for seq_len if that is less.
-    Texts are padded on the right, where causal attention never looks, and a new token overwrites the padding: every
+    Texts are padded on the right, which causal attention ignores, and a new token overwrites the padding: every
     row has its own positions from 0, and up to rounding the logits that it has alone. Of a text longer than seq_len
     only the last seq_len tokens are used. Each token shifts that window and so the position of every token in it: the
     cache is invalid, and every text is recomputed. Dropout and gradients are off.

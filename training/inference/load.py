@@ -42,14 +42,14 @@ def tokenizer_for(manifest: Manifest) -> Tokenizer | None:
 
 
 def origin_in(manifest: Manifest) -> Origin:
-    """What a checkpoint records of the run that wrote it."""
+    """The origin that a checkpoint records: the run that wrote it."""
     train, progress = manifest.experiment.train, manifest.progress
     facts = {**train.model_dump(), "data": manifest.data}
     return Origin.of_facts(progress.iteration, progress.consumed_samples, facts)
 
 
 def origin_of(path: Path) -> Origin:
-    """What is recorded of the run that a model comes from; nothing for a folder from elsewhere."""
+    """The recorded origin of a model; empty for a folder from elsewhere."""
     if is_pretrained_folder(path):
         return read_origin(path) or Origin()
     for folder in (path, *checkpoint_folders(path)):

@@ -20,7 +20,7 @@ from training.model import GPT2
 Request = tuple[str, list[int], int]
 """A prompt, its tokens and the seed of its text."""
 Show = Callable[[str], None]
-"""Gets the first text so far after each of its tokens: always a beginning of the text that is yielded at the end."""
+"""Called with the first text after each of its tokens: always a prefix of the text that is yielded at the end."""
 
 _SEEDS = 2**64
 _BATCH = 8  # texts per batch; at 124M a text of 1,024 tokens keeps 75 MB of keys and values
@@ -148,7 +148,7 @@ def _generate_batch(
 
 
 def decided_bytes(text: bytes, stops: Sequence[bytes]) -> tuple[int, bool]:
-    """How many bytes of a growing text no stop string can take away any more, and whether it ends there."""
+    """The number of bytes that no later stop string can remove, and whether the text ends there."""
     found = [at for stop in stops if (at := text.find(stop)) >= 0]
     if found:
         return min(found), True

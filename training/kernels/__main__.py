@@ -1,4 +1,4 @@
-"""The CUDA kernels: compile them, and see which of them work here.
+"""Compile the CUDA kernels, and check which of them work on this machine.
 
     python -m training.kernels build
     python -m training.kernels check

@@ -139,7 +139,7 @@ def _launch_adamw_(
 
 
 def _fit(tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels read such tensors by their addresses."""
+    """Whether the kernels can read these tensors by address."""
     return all(each.device == device and each.dtype == dtype and each.is_contiguous() for each in tensors)
 
 
@@ -165,5 +165,5 @@ def _chunks(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tenso
 
 
 def _to_device(table: Tensor, device: torch.device) -> Tensor:
-    """Copied without waiting for the device."""
+    """Copy without waiting for the device."""
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table

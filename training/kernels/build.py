@@ -38,13 +38,13 @@ class Compiler:
     """What it compiles for, part of the library's name: sm_80, all-major, host."""
 
     def library(self, folder: Path) -> Path:
-        """Where its library is, or will be: named by all that it depends on. Raises KernelError if it does not run."""
+        """The path of its library, named after everything that it depends on. Raises KernelError if it does not run."""
         key = _digest(_source_key(), _version(self.path), self.path, *self.flags)
         return folder / f"{_stem()}{self.target}-{key}.so"
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept; the module docstring has the rule."""
+    """The folder of compiled libraries; the module docstring has the rule."""
     if given := os.environ.get(FOLDER_VARIABLE):
         return Path(given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -70,7 +70,7 @@ def nvcc(capability: int = 0) -> Compiler:
             "no nvcc in $CUDA_HOME, on $PATH, of pip or in /usr/local/cuda; pip install 'urls-to-gpt2[gpu]' has one"
         )
     target = f"sm_{capability}" if capability else _EVERY
-    libraries = Path(path).parent.parent / "lib"  # of pip's, which looks for a lib64 that it lacks
+    libraries = Path(path).parent.parent / "lib"  # of pip's, which expects a lib64 that it lacks
     return Compiler(path, (*_FLAGS, f"-L{libraries}", f"-arch={target}"), target)
 
 
@@ -83,7 +83,7 @@ def host_compiler() -> Compiler:
 
 
 def find_libraries(capability: int) -> list[Path]:
-    """The libraries in the cache that any compiler built from these sources for such a device, newest first."""
+    """Cached libraries of any compiler from these sources for this device, newest first."""
     found = [path for target in (_EVERY, f"sm_{capability}") for path in cache_folder().glob(f"{_stem()}{target}-*.so")]
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 

@@ -1,4 +1,4 @@
-"""Every kernel at work on the shapes of a run: what `check` tests, a run chooses among and benchmarks.gpu times.
+"""One case per kernel on the shapes of a run, for `check`, the choice of kernels and benchmarks.gpu.
 
 for case in cases(Shapes(samples=8), torch.device("cuda")):
     print(case.kernel, verify(case) or "agrees with PyTorch")
@@ -26,7 +26,7 @@ _RATES = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.b
 
 @dataclass(frozen=True)
 class Shapes:
-    """What one process of a run gives the kernels; the defaults are GPT-2 345M's at micro-batch 8."""
+    """The shapes that the kernels get in one process; the defaults are GPT-2 345M's at micro-batch 8."""
 
     samples: int = 8
     """Of a micro-batch."""
@@ -53,7 +53,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Case:
-    """One op on one shape, called by its public name: whether its kernel runs is a matter of `library.select`."""
+    """One op on one shape, called by its public name; `library.select` decides whether its kernel runs."""
 
     kernel: str
     make: Callable[[], tuple[Any, ...]]
@@ -62,7 +62,7 @@ class Case:
     bytes: int
     """What forward and backward must read and write at least."""
     plain: Callable[..., tuple[Tensor, ...]] | None = None
-    """What PyTorch has for the same arguments where the op's reference is slower: a loop, or the kernel's mask."""
+    """PyTorch's own function, if the op's reference is slower: it has a loop, or draws the kernel's mask."""
     part: str = "block"
     """The part of a step it belongs to: `block` and `loss` are compiled graphs, `optimizer` is not."""
 
@@ -83,7 +83,7 @@ class _Random:
         return torch.randn(shape, generator=self.generator, device=self.device, dtype=dtype)
 
     def leaf(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """One that is differentiated."""
+        """A tensor that requires a gradient."""
         return self(*shape, dtype=dtype).requires_grad_()
 
 
@@ -227,7 +227,7 @@ def time_op(case: Case, ours: bool, least: float = 0.2) -> float:
 
 
 def milliseconds(run: Callable[[], object], least: float = 0.2) -> float:
-    """The median of runs over at least so many seconds, after others to warm up."""
+    """The median of runs over at least `least` seconds, after a warm-up."""
     from torch.utils.benchmark import Timer  # a tenth of a second, which only those who measure need
 
     for _ in range(3):

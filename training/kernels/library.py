@@ -22,7 +22,7 @@ from training.kernels.build import build, find_libraries, nvcc
 KERNELS = ("add_dropout_norm", "bias_gelu", "pack_heads", "sum_of_squares", "adamw")
 """Every kernel, by the name that its op asks for."""
 
-# Blocks of a sum over rows: five for each of an H100's 132 SMs, so many as run at once. The same on every device, so
+# Blocks of a sum over rows: five for each of an H100's 132 SMs, as many as run at once. The same on every device, so
 # that the order of a sum does not depend on it.
 _BLOCKS = 660
 _TILE_WIDTH, _TILE_HEIGHT = 256, 8  # of columns.cuh, where a thread takes eight columns
@@ -35,7 +35,7 @@ _devices: frozenset[str] = frozenset()  # the keys of _libraries; torch.compile 
 
 
 def dtype_code(dtype: torch.dtype) -> ctypes.c_int:
-    """What a launcher calls a dtype. Raises KernelError for one that no kernel takes."""
+    """The launchers' code for a dtype. Raises KernelError for one that no kernel takes."""
     if dtype not in _DTYPE_CODES:
         raise KernelError(f"no kernel takes {dtype}; they take float32, float16 and bfloat16")
     return ctypes.c_int(_DTYPE_CODES[dtype])
@@ -47,7 +47,7 @@ def rows_of(x: Tensor) -> int:
 
 
 def strips(rows: int, columns: int) -> int:
-    """How many blocks share the rows of a sum over rows: the rows of its partial sums."""
+    """The number of blocks in a sum over rows, which is that of its partial sums."""
     tiles = max(1, -(-columns // _TILE_WIDTH))
     return min(-(-rows // _TILE_HEIGHT), max(1, _BLOCKS // tiles))
 
@@ -107,12 +107,12 @@ def using(names: Iterable[str]) -> Iterator[None]:
 
 
 def selected(name: str, tensor: Tensor) -> bool:
-    """Whether the kernel `name` is used for such a tensor; a constant for torch.compile."""
+    """Whether the kernel `name` is used for this tensor; a constant for torch.compile."""
     return name in _selected and tensor.device.type in _devices and tensor.dtype in _DTYPE_CODES
 
 
 def loaded(device: torch.device) -> bool:
-    """Whether kernels are loaded for such a device."""
+    """Whether kernels are loaded for this device."""
     return device.type in _devices
 
 

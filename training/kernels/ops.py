@@ -83,7 +83,7 @@ def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
 
 
 def float32_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32, in which a GPU sums anyway: nothing is rounded, and no pass over it casts."""
+    """a @ b with a float32 result, as a GPU accumulates it: no rounding, and no separate cast."""
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda and a.dtype != torch.float32 else (a @ b).float()
 
 

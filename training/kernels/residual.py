@@ -58,7 +58,7 @@ def reference_add_dropout_norm(
 
 
 def kept(p: float) -> int:
-    """How many of the 65,536 draws keep an element: p is rounded to a multiple of 2^-16."""
+    """The number of the 65,536 draws that keep an element: p is rounded to a multiple of 2^-16."""
     return round((1 - p) * _DRAWS)
 
 

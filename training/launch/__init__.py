@@ -1,1 +1,1 @@
-"""How one process becomes a rank of a job: its rank, the rendezvous, the process group, preflight, and failures."""
+"""Makes one process a rank of a job: rank, rendezvous, process group, preflight, and failures."""

@@ -82,7 +82,7 @@ def choose_device(launch: Launch, gpus_per_node: int = 0) -> "torch.device":
 
 
 def _use_segments(device: "torch.device") -> None:
-    """Allocate once, and do without the expandable segments of `set_threads` if the driver refuses them (gVisor)."""
+    """Test an allocation, and turn expandable segments off if the driver refuses them (gVisor)."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""Checks every node of a job before its first step, prints one table, and names the node where something is wrong.
+"""Checks every node of a job before its first step, prints one table, and names a node with a problem.
 
     preflight(world, mesh, folder, needed)         # in a job; raises JobError
     run_preflight(settings, "gpt2_345m")           # a job of its own: python -m cluster.preflight
@@ -7,8 +7,8 @@
     node1  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
     node2  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
 
-Each rank looks at its device, its memory and the model folder. Rank 0 prints one row per node, with the worst of its
-ranks.
+Each rank checks its device, its memory and the model folder. Rank 0 prints one row per node, with the lowest values of
+its ranks.
 """
 
 import os
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Report:
-    """What one rank has seen of its node; sizes in bytes."""
+    """One rank's report on its node; sizes in bytes."""
 
     rank: int
     node: str
@@ -59,16 +59,16 @@ def checkpoint_bytes(model: ModelSettings) -> int:
 def preflight(world: World, mesh: "DeviceMesh | None", folder: Path, needed: int) -> None:
     """Check all nodes and print the table (a collective call).
 
-    Raises JobError on all ranks if a node cannot write to the model folder, where all have met, or has less space than
-    `needed`, the bytes of a checkpoint. Unequal nodes are warnings.
+    Raises JobError on all ranks if a node cannot write to the model folder, or has less space there than `needed`, the
+    bytes of a checkpoint. Unequal nodes are warnings.
     """
-    reports = all_gather(_look(world, folder))
-    run_on_rank0(lambda: _judge(reports, folder, needed), world.rank)
+    reports = all_gather(_inspect(world, folder))
+    run_on_rank0(lambda: _check(reports, folder, needed), world.rank)
     _connect_axes(world, mesh)
 
 
-def _look(world: World, folder: Path) -> Report:
-    """What this rank sees of its node."""
+def _inspect(world: World, folder: Path) -> Report:
+    """This rank's report on its node."""
     import torch
 
     device, memory = "CPU", psutil.virtual_memory()
@@ -89,7 +89,7 @@ def _look(world: World, folder: Path) -> Report:
 
 
 def _connect_axes(world: World, mesh: "DeviceMesh | None") -> None:
-    """One small all-reduce over each axis of the mesh: a network that does not work shows here, not in a step."""
+    """All-reduce over each axis of the mesh, so that a broken network fails here and not in a step."""
     import torch
     import torch.distributed as dist
 
@@ -99,10 +99,10 @@ def _connect_axes(world: World, mesh: "DeviceMesh | None") -> None:
         dist.all_reduce(torch.zeros(1, device=world.device), group=mesh.get_group(axis))
 
 
-# -------------------------------------------------------------------------------------------------- rank 0's judgement
+# -------------------------------------------------------------------------------------------------- rank 0's checks
 
 
-def _judge(reports: Sequence[Report], folder: Path, needed: int) -> None:
+def _check(reports: Sequence[Report], folder: Path, needed: int) -> None:
     """Print the table and the warnings. Raises JobError for a node that cannot run the job."""
     say(f"preflight\n{describe(reports)}")
     for warning in find_warnings(reports):
@@ -123,7 +123,7 @@ def _gigabytes(size: float | None) -> str:
 
 
 def describe(reports: Sequence[Report]) -> str:
-    """The table: one row per node, each cell the worst of its ranks."""
+    """The table: one row per node, with the lowest values of its ranks."""
     rows = [("node", "device", "threads", "memory free", "disk free")]
     for node, ranks in _by_node(reports).items():
         first, fullest = ranks[0], min(ranks, key=lambda report: report.memory_free)
@@ -135,7 +135,7 @@ def describe(reports: Sequence[Report]) -> str:
 
 
 def find_warnings(reports: Sequence[Report]) -> list[str]:
-    """What is odd on a node, one line per kind and node; training continues."""
+    """Differences between nodes, one line per kind and node; training continues."""
     found = []
     usual = Counter(report.device for report in reports).most_common(1)[0][0]
     free = median(report.memory_free for report in reports)
@@ -150,7 +150,7 @@ def find_warnings(reports: Sequence[Report]) -> list[str]:
 
 
 def find_error(reports: Sequence[Report], folder: Path, needed: int) -> str:
-    """Why the job cannot run, with the name of the first node that says so; empty if it can."""
+    """Why the job cannot run, on the first node with a problem; empty if it can."""
     for report in reports:
         problem = report.problem
         if not problem and report.disk_free is not None and report.disk_free < needed:

@@ -3,7 +3,7 @@
     with joined(launch, folder, cluster, check) as (world, checked):    # an error of one rank ends them all
         ...                                                             # collective calls work in here
 
-How they meet: `training.launch.rendezvous`. How they learn of a failure: `training.launch.failure_monitor`.
+`training.launch.rendezvous` connects the ranks, `training.launch.failure_monitor` reports failures.
 """
 
 import sys
@@ -47,13 +47,13 @@ class World:
 def joined(
     launch: Launch, folder: Path, cluster: ClusterSettings, check: Callable[[], Checked]
 ) -> Iterator[tuple[World, Checked]]:
-    """Meet the job's other ranks in `folder`, call `check`, start the process group, and end with a rank that fails.
+    """Join the job's other ranks through `folder`, call `check`, and start the process group.
 
     `check` needs no device: its errors come before torch is imported. `cluster` decides the number of threads and the
     network interface, and whether there must be GPUs.
 
-    An error is printed by the rank that raises it first, with its rank. The others exit within seconds and name that
-    rank, with the same exit code. Raises JobError if the ranks do not all arrive within START_TIMEOUT seconds, and
+    The rank that fails first prints its error with its number. The others exit within seconds with the same exit code,
+    and name that rank. Raises JobError if not all ranks join within START_TIMEOUT seconds, and
     LostRankError if another rank died.
     """
     if launch.world_size == 1:
@@ -161,7 +161,7 @@ def _error_to_raise(launch: Launch, monitor: FailureMonitor, error: Exception) -
     decided = None
     # NCCL's errors have their own class; gloo's can only be recognised by the source file they name.
     if isinstance(error, dist.DistError) or "/gloo/" in str(error):
-        error = LostRankError("lost contact with another process of the job; started again, the job continues")
+        error = LostRankError("lost contact with another process of the job; rerun to resume")
         decided = monitor.wait()
     code = error.exit_code if isinstance(error, ToolkitError) else USER_ERROR
     own = Failure(launch.rank, describe(error), code)

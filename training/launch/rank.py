@@ -18,7 +18,7 @@ from common.settings import ParallelSettings
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher's environment says about this process."""
+    """This process in its job, from the launcher's environment."""
 
     launcher: str
     """submitit, slurm, torchrun or single."""

@@ -1,4 +1,4 @@
-"""Lets the ranks of a job find each other: a shared store, and the connections that report failures.
+"""Connects the ranks of a job: a shared store, and the connections of the failure monitor.
 
 No port is ever guessed. Rank 0 binds a free one and writes its address to a file in the model folder, whose name
 contains the job id and restart count. `cluster.interface` names the interface (ib0, eth1); without it, processes on
@@ -23,7 +23,7 @@ from training.launch.rank import Launch, node_name
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-START_TIMEOUT = 300.0  # seconds for all ranks to meet: slow nodes import torch from a cold network file system
+START_TIMEOUT = 300.0  # seconds for all ranks to join: slow nodes import torch from a cold network file system
 _LOOPBACK = "127.0.0.1"
 
 
@@ -56,7 +56,7 @@ def rendezvous(launch: Launch, folder: Path, interface: str = "", timeout: float
 
 
 def _missing(launch: Launch, store: "Store | None") -> str:
-    """Which ranks have not come, as far as rank 0 knows."""
+    """The ranks that have not joined, as far as rank 0 knows."""
     if store is None or launch.rank != 0:
         return ""
     absent = [rank for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
@@ -89,7 +89,7 @@ def _serve(launch: Launch, meeting: Path, interface: str, timeout: float) -> "St
 
 
 def _join(meeting: Path, deadline: float) -> "Store":
-    """Ranks 1 and up: wait for the address. One left behind by a killed start refuses connections and is read again."""
+    """Ranks 1 and up: wait for the address. A stale one, of a killed start, refuses connections and is read again."""
     from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
     while time.monotonic() < deadline:
@@ -105,7 +105,7 @@ def _join(meeting: Path, deadline: float) -> "Store":
 
 
 def start_monitor(launch: Launch, store: "Store", interface: str = "") -> FailureMonitor:
-    """Connect to the hub, which rank 0 starts; the store passes its address on."""
+    """Connect to the hub, which rank 0 starts; its address is in the store."""
     if launch.rank == 0:
         own = listening_address(launch, interface)
         hub = Hub(own, launch.world_size)
@@ -167,7 +167,7 @@ def _resolve(name: str) -> str:
 
 
 def set_interface(launch: Launch, interface: str, store: "Store", monitor: FailureMonitor) -> None:
-    """Tell gloo and NCCL which interface to use, before the process group is made.
+    """Set the interface of gloo and NCCL, before the process group is made.
 
     gloo's default is the address of the host's own name. Where that is loopback although the job has several nodes, it
     gets the interface over which this rank reaches the others. NCCL avoids loopback by itself. Raises ConfigError if

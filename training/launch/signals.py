@@ -1,4 +1,4 @@
-"""What signals do to a process of a training job that has nothing to save yet, or is ending already.
+"""Handles signals before training begins, when there is nothing to save, and while a process exits.
 
 leave_at_once()      # first thing in a process of a job, before torch is imported
 ...                  # SIGTERM: exit code RESUME_ME, at once; SIGUSR2: save after the first step
@@ -24,7 +24,7 @@ without one, a job with a short limit would start again for ever."""
 
 
 def call_on_arrival(act: Callable[[int], None]) -> Callable[[], None]:
-    """From now on, call `act` in a thread for each signal that has a handler; returns what ends that.
+    """Call `act` in a thread for each signal that has a handler; returns a function that ends this.
 
     Python runs a handler only between two bytecodes of the main thread, which may wait in a library for minutes. The
     C-level handler writes each signal to a socket instead, where the thread reads.
@@ -47,7 +47,7 @@ def call_on_arrival(act: Callable[[int], None]) -> Callable[[], None]:
 
 
 def leave_at_once() -> None:
-    """From now on, SIGTERM ends this process with RESUME_ME and SIGUSR2 is noted; call it in the main thread."""
+    """Let SIGTERM end this process with RESUME_ME, and record SIGUSR2; call it in the main thread."""
     for number in _SIGNALS:
         signal.signal(number, _left_to_the_thread)
     call_on_arrival(_act)
@@ -61,12 +61,12 @@ def _act(number: int) -> None:
     if number == signal.SIGUSR2:
         save_requested.set()
     elif number == signal.SIGTERM and not _ending.is_set():
-        os.write(2, b"SIGTERM before training began: nothing to save; start again to go on\n")
+        os.write(2, b"SIGTERM before training began: nothing to save; rerun to start\n")
         os._exit(RESUME_ME)
 
 
 def ignore_signals() -> None:
-    """The process is ending with a code of its own: signals that leave_at_once() handles are ignored from now on.
+    """Ignore the signals that `leave_at_once` handles: this process exits with a code of its own.
 
     When one task of a job fails, srun sends SIGTERM to the others, which must not turn an error into RESUME_ME.
     """

@@ -37,7 +37,7 @@ START_COLUMNS = (  # of each start
 
 
 class Curve:
-    """A CSV file that grows row by row. Opening it at `iteration` drops the rows that a resumed run will repeat."""
+    """A CSV file that gets rows one by one. Opening it at `iteration` drops the rows that a resumed run will repeat."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], iteration: int) -> None:
         self.path, self.columns = path, columns

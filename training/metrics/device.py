@@ -1,4 +1,4 @@
-"""A device's memory, in MB of 2^20 bytes as Megatron-LM counts it, and its peak, with it the share that is used (MFU).
+"""A device's memory in MB (2^20 bytes, as in Megatron-LM), and its peak FLOP/s, to which MFU relates.
 
 tflops = flops_per_token(model) * tokens_per_second / world_size / 1e12    # per device
 mfu = tflops / peak_tflops(device, "bfloat16")                             # None if the peak is 0: not known

@@ -120,13 +120,13 @@ class MetricsLogger:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave out the time inside `with`: only training counts as time per iteration."""
+        """Exclude the time inside `with` from the time per iteration."""
         paused = time.perf_counter()
         yield
         self._started += time.perf_counter() - paused
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs for its first row: JSON, empty right after a report."""
+        """The sums for a resumed run's first row, as JSON; empty right after a report."""
         return self._totals.state()
 
     def record_step(self, loss: float, grad_norm: float, taken: bool, rate: float, waited: float) -> None:

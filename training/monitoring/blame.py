@@ -27,7 +27,7 @@ Rows = list[dict[str, Any]]
 
 
 def sample_rows(data: Blend, first: int, losses: Iterable[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]) -> Rows:
-    """The samples of `training.step.target_losses` as in the file; `first` is the global batch's first number."""
+    """The samples of `outputs.target_losses` as in the file; `first` is the global batch's first number."""
     rows = []
     for number, nats, counted in losses:
         corpus, index = data.find(number)
@@ -47,7 +47,7 @@ def _mean(nats: npt.NDArray[Any], counted: npt.NDArray[Any]) -> float:
 
 
 def write(folder: Path, iteration: int, loss: float, problem: str, rows: Rows) -> None:
-    """Write the file of a step and warn of its worst documents. Never raises: the training goes on without it."""
+    """Write the file of a step and warn of its worst documents. Never raises: training continues without it."""
     path = folder / "blame" / f"iter_{iteration:07d}.json"
     try:
         bad = [row for row in rows if row["loss"] == math.inf]

@@ -30,7 +30,7 @@ _LIMIT = 10  # steps in a row that may be left out
 
 
 class Verdict(NamedTuple):
-    """What to do with a step."""
+    """The decision on a step."""
 
     taken: bool = True
     """Whether the optimiser takes it."""
@@ -78,7 +78,7 @@ class Guard:
         return self._verdict.problem if self._verdict.finite else ""
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs to decide in the same way: JSON."""
+        """The state as JSON, with which a resumed run decides in the same way."""
         scale = {"loss_scale": asdict(self._loss_scale)} if self._float16 else {}
         return {"losses": list(self._losses), "in_a_row": self._in_a_row, **scale}
 
@@ -87,7 +87,7 @@ class Guard:
         return judge(loss, grad_norm, self._losses, self._watch).taken
 
     def problem(self, loss: float, grad_norm: float) -> str:
-        """What is wrong with a step of these numbers; nothing if it only lowers the loss scale of float16."""
+        """The problem of a step with these numbers; empty if it only lowers the loss scale of float16."""
         verdict = judge(loss, grad_norm, self._losses, self._watch)
         lowers = self._float16 and not verdict.finite and self._loss_scale.after(True, self._train).at_floor < _LIMIT
         return "" if lowers else verdict.problem
@@ -128,7 +128,7 @@ class Guard:
 def first_non_finite(
     models: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter], forward: Callable[[], object]
 ) -> str:
-    """What became non-finite first in a step whose gradients still exist (a collective call, equal on all ranks).
+    """The first non-finite part of a step whose gradients still exist (a collective call, equal on all ranks).
 
     A parameter, if there is one. Otherwise the output of a module of `models`, this process's parts of the model, in
     another forward pass without dropout: `forward` runs the step's micro-batches. If that pass is finite, the gradient
@@ -152,7 +152,7 @@ def first_non_finite(
         names = sorted((name for rank in everywhere for name in rank[index]), key=_layer)
         if names:
             return f"{kind} {names[0 if kind != 'the gradient of' else -1]}"
-    return "the sum of the gradients, each of which is finite"
+    return "the sum of the gradients; each one is finite"
 
 
 def _layer(name: str) -> int:

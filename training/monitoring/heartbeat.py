@@ -89,7 +89,7 @@ class Heartbeat:
             os.pwrite(self._file, life.encode().ljust(_SIZE - 1) + b"\n", 0)
         except OSError as error:
             if not self._failed:
-                warn(f"{self._path}: {error.strerror}; no sign of life of this process")
+                warn(f"{self._path}: {error.strerror}; this process writes no heartbeats")
             self._failed = True
         return beaten
 
@@ -101,7 +101,7 @@ class Heartbeat:
         return self._hung[1] if self._hung[0] == beaten else ""
 
     def _refresh(self) -> None:
-        """The thread: rewrite the file; rank 0 warns once per silence which ranks are behind."""
+        """The thread: rewrite the file; rank 0 warns once per silence, and names the ranks."""
         warned = 0.0
         while not self._ended.wait(self._interval):
             beaten = self._write()
@@ -175,7 +175,7 @@ def describe(heartbeats: Sequence[Mapping[str, Any]], fresh: float) -> str:
     for (iteration, doing), beat in zip(places, heartbeats, strict=True):
         who = f"rank {beat['rank']} (process {beat['pid']} on {beat['host']})"
         if beat["time"] < fresh:
-            parts.append(f"{who} gives no sign of life since iteration {iteration} ({doing})")
+            parts.append(f"{who} has been silent since iteration {iteration} ({doing})")
         elif (iteration, doing) != most:
             parts.append(f"{who} at iteration {iteration} ({doing})")
     return ", ".join(parts[:9] + ["…"] * (len(parts) > 9))

@@ -1,4 +1,4 @@
-"""What the last stage computes for a batch: the loss of each target, or the logits of the next token.
+"""Outputs of the last stage for a batch: the loss of each target, or the logits of the next token.
 
 Both run the training's own layout forward, without dropout, and leave weights and gradients as they are: a step may be
 between its backward pass and the optimiser.

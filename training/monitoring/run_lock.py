@@ -16,7 +16,7 @@ from common.errors import InputError, LostLockError
 from common.files import read_json, write_json
 from training.parallel.collectives import all_gather
 
-_INTERVAL = 1.0  # seconds between two looks at the file while training
+_INTERVAL = 1.0  # seconds between two reads of the file while training
 
 
 class RunLock:
@@ -39,7 +39,7 @@ class RunLock:
             write_json(self.path, owner)
 
     def release(self) -> None:
-        """Give the folder up at the end of the job, unless another job has taken it already."""
+        """Release the folder at the end of the job, unless another job has taken it."""
         if self.rank == 0 and self.is_held():
             self.path.unlink(missing_ok=True)
 
@@ -60,7 +60,7 @@ class RunLock:
             raise self._lost_to(other)
 
     def poll(self) -> bool:
-        """Look at the file if the last look is more than a second ago; returns whether another job has the folder."""
+        """Read the file at most once per second; returns whether another job has the folder."""
         now = time.monotonic()
         if not self._lost and now - self._polled >= _INTERVAL:
             self._polled = now

@@ -61,14 +61,14 @@ class Stop:
         self.reason = signal.Signals(number).name
 
     def _arrived(self, number: int) -> None:
-        """In a thread, at once."""
+        """Handle a signal in a thread, when it arrives."""
         now = time.monotonic()
         if number == signal.SIGHUP:
             self._detach_from_terminals()
         elif number == signal.SIGINT and not self._interrupted:
             self._interrupted = now
             if self._lock.rank == 0 and os.isatty(2):
-                print("\nfinishing the step, then saving; Ctrl-C again to leave at once", file=sys.stderr)
+                print("\nfinishing the step, then saving; Ctrl-C again to exit at once", file=sys.stderr)
         elif number == signal.SIGINT and now - self._interrupted > (
             _FORWARDED if "TORCHELASTIC_RUN_ID" in os.environ else 0
         ):
@@ -82,7 +82,7 @@ class Stop:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
     def poll(self) -> int:
-        """Look for the file and the lock (rank 0); returns CONTINUE, SAVE (then exit), or LEAVE without saving.
+        """Check the file and the lock (rank 0); returns CONTINUE, SAVE (then exit), or LEAVE without saving.
 
         LEAVE: another job has taken the folder.
         """

@@ -17,13 +17,13 @@ def copy_shard_(target: Tensor, whole: Tensor) -> None:
     missing = target.shape[0] - whole.shape[0]
     if missing:
         whole = torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])])
-    sizes, offsets = shard_place(target)
+    sizes, offsets = shard_bounds(target)
     whole = whole[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
     with torch.no_grad():
         local_shard(target).copy_(whole)
 
 
-def shard_place(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def shard_bounds(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and offset of this process's shard in the whole tensor."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

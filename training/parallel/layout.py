@@ -112,7 +112,7 @@ def fuse_residual_norm(block: Any) -> None:
 
 
 def loss_chunks(train: TrainSettings, model: ModelSettings, tensor: int, device: torch.device) -> int:
-    """The number of parts in which the loss is computed, over so many tensor-parallel ranks."""
+    """The number of parts in which the loss is computed on each of `tensor` tensor-parallel ranks."""
     rows = padded_vocab_size(model.vocab_size, tensor) // tensor
     logits = train.micro_batch_size * model.seq_len * rows * precision_type(train.precision, device).itemsize
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None

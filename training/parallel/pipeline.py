@@ -52,7 +52,7 @@ class Stage(nn.Module):
         return self.loss(x, targets, factor) if self.last else x
 
     def keep_rounded_weights(self) -> None:
-        """Make room for copies of all matrices in the type of the products, if that is not float32."""
+        """Allocate copies of all matrices in the type of the products, if that is not float32."""
         if self.model.dtype != torch.float32:
             for module, weight in self._multiplied():
                 module.rounded = torch.empty_like(local_shard(weight), dtype=self.model.dtype, requires_grad=False)
@@ -82,7 +82,7 @@ class Stage(nn.Module):
 
 
 class _FewBuffers(PipelineStage):
-    """A stage of 1F1B whose receive buffers are used again; PyTorch's has two for each micro-batch of a step.
+    """A 1F1B stage that reuses its receive buffers; PyTorch's has two per micro-batch of a step.
 
     Activations that are received stay until their backward pass, gradients only during it.
     """

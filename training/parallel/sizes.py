@@ -4,7 +4,7 @@ from common.settings import ModelSettings
 
 CHUNKS = 8  # parts of a chunked loss: an eighth of the logits, and products that are still large
 EAGER_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""Logits of which the loss makes float32 copies at a time in eager mode: fits a CPU's cache, keeps a GPU busy."""
+"""Logits per float32 copy of the eager loss, by device: fits a CPU's cache, keeps a GPU busy."""
 
 
 def stage_layers(n_layer: int, stages: int) -> list[range]:
@@ -33,9 +33,9 @@ def with_padded_vocabulary(model: ModelSettings, tensor_parallel: int) -> ModelS
 
 
 def loss_parts(loss: str, logits: int, memory: int | None) -> int:
-    """The number of parts in which `train.loss` is computed, with logits of so many bytes.
+    """The number of parts in which `train.loss` is computed.
 
-    `memory` is the GPU's, in bytes; None on a CPU.
+    `logits` and `memory`: bytes of all logits and of the GPU; None on a CPU.
     """
     if loss == "auto":
         loss = "chunked" if memory is not None and 2 * logits > memory / 4 else "whole"

@@ -223,7 +223,7 @@ class VocabParallelLoss(LossHead):
         self.ranks, self.vocabulary = ranks, Vocabulary(first, max(0, min(held, true - first)), ranks.group)
 
     def local(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """What this rank multiplies: (B, T or T / ranks, C), wte's (V, C) -> (B, T, C), (V / ranks, C)."""
+        """The factors of this rank's product: (B, T or T / ranks, C), wte's (V, C) -> (B, T, C), (V / ranks, C)."""
         return enter(x, self.ranks), local_shard(weight)
 
 

@@ -19,7 +19,7 @@ from training.planning.search import Prediction, fewest_gpus, search, smallest
 
 
 def predict(experiment: Experiment, machine: Machine) -> Prediction:
-    """What an experiment takes on a machine, in its layout."""
+    """Predict the memory and time of an experiment on a machine, in its layout."""
     return Prediction(Workload.of(experiment, machine), Layout.of(experiment), machine)
 
 
@@ -91,7 +91,7 @@ def _needs(prediction: Prediction) -> str:
 
 
 def _ways(given: Prediction, request: PlanRequest, here: bool = False) -> Iterator[str]:
-    """What to change so that the memory suffices: the layout, or the number of GPUs."""
+    """Changes that make it fit: another layout, or more GPUs."""
     machine, on_cpu = given.machine, given.machine.device == "cpu"
     if fitting := search(given.workload, machine, request):
         found = fitting[0]
@@ -123,7 +123,7 @@ def _changed_keys(given: Layout, other: Layout) -> str:
 def resolve(settings: Settings, name: str, machine: Machine, count: int) -> Settings:
     """The settings with a layout for `count` processes instead of `parallel: auto`; others stay as they are.
 
-    A layout for as many processes in MODEL/settings.yaml is kept, so that a run that resumes goes on as it began.
+    A layout for as many processes in MODEL/settings.yaml is kept, so that a resumed run keeps its layout.
     Raises ConfigError if no layout fits.
     """
     experiment = settings.models[name]

@@ -1,4 +1,4 @@
-"""What is planned: a workload, the layouts it may have, what is asked, and the terms that predictions consist of."""
+"""The planner's data: a workload, its layouts, a request, and the terms of a prediction."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is given; everything else is searched for."""
+    """What is given; the search covers the rest."""
 
     gpus: int
     global_batch_size: int
@@ -123,13 +123,11 @@ class Term(NamedTuple):
     value: float
     """Bytes, or seconds."""
     name: str
-    """What it is, in a few words."""
-    formula: str
-    """In the symbols of docs/planning_model.md."""
+    """What it is, in a few words; docs/planning_model.md has its formula."""
 
 
 def total(terms: Iterable[Term]) -> float:
-    """Bytes, or seconds."""
+    """The sum of the terms, in bytes or seconds."""
     return sum(term.value for term in terms)
 
 

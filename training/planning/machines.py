@@ -53,7 +53,7 @@ class Machine:
 
     @property
     def precision(self) -> str:
-        """What `train.precision: auto` stands for."""
+        """The precision that `auto` selects."""
         return "bfloat16" if self.gpu.bfloat16_tflops else "float32"
 
     def peak_flops(self, precision: str) -> float:
@@ -113,7 +113,7 @@ def cpu_machine(processes: int, memory: int, flops: float) -> Machine:
 
 
 def processes_of(experiment: Experiment, cluster: ClusterSettings) -> int:
-    """Processes of a job: as many as its layout has; with `auto`, as many as were asked for, or one node."""
+    """The processes of a job: those of its layout; with `auto` the requested number, or one node."""
     return experiment.world_size or cluster.gpus_per_node or cluster.tasks_per_node
 
 
@@ -175,7 +175,7 @@ def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
 
 
 def _slurm_limits(env: Mapping[str, str]) -> Iterator[int]:
-    """What Slurm granted to this job on this node, in MB; 0 stands for all of it."""
+    """The memory that Slurm granted to this job on this node, in MB; 0 stands for all of it."""
     if "SLURM_JOB_ID" in env:
         with suppress(ValueError):
             yield int(env.get("SLURM_MEM_PER_NODE", "0")) << 20

@@ -4,11 +4,12 @@
     total(terms) < FEASIBLE * machine.memory
 
 The terms are those of the fullest GPU at its peak, and what PyTorch, CUDA and NCCL take beside it. The peak is the
-largest of a step's phases: activations shrink during the backward pass while gradients grow. They are counted as the
-trainer's modules save and as FSDP2 gathers and reduces; tests/training/planning compares them with the trainer's steps.
+largest of a step's phases: the backward pass frees activations and adds gradients. They are counted as the trainer's
+modules save and as FSDP2 gathers and reduces; tests/training/planning compares them with the trainer's steps.
 
-Symbols: u = e b s h bytes, one activation of a micro-batch; t tensor-parallel ranks; q = 1 / t with sequence
-parallelism, else 1. docs/planning_model.md has all.
+
+docs/planning_model.md has the formulas.
+
 """
 
 import math
@@ -41,12 +42,12 @@ class Shards(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All elements."""
         return self.layers * self.layer + self.root
 
 
 def held(model: ModelSettings, layout: Layout, rank: int, ranks: int = 1) -> Shards:
-    """What a pipeline rank holds, if its parameters are split over `ranks` data-parallel ranks; of those the first.
+    """The parameters on a pipeline rank; split by ZeRO over `ranks`, those of the first data-parallel rank.
 
     The token embedding is on the first and on the last stage.
     """
@@ -92,17 +93,17 @@ class _Layer(NamedTuple):
     """One layer and micro-batch on one rank."""
 
     stream: float
-    """q u: the residual stream as a rank has it."""
+    """The residual stream on a rank."""
     saved: float
     """Kept from the forward to the backward pass."""
     again: float
-    """Made again by the backward pass, beside what was saved."""
+    """Recomputed by the backward pass, in addition to what was saved."""
     work: float
     """Gradients of activations that the backward pass holds at once."""
 
 
 def _layer_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Layer:
-    """What a layer takes."""
+    """The bytes of a layer."""
     model, element, tensor = workload.model, workload.element, layout.tensor
     tokens = layout.micro_batch_size * model.seq_len
     unit = float(element * tokens * model.n_embd)
@@ -139,7 +140,7 @@ class _Loss(NamedTuple):
 
 
 def _loss_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Loss:
-    """What the loss takes."""
+    """The bytes of the loss."""
     model, element, tensor = workload.model, workload.element, layout.tensor
     tokens = layout.micro_batch_size * model.seq_len
     weight = _head(workload, layout)
@@ -162,12 +163,12 @@ def _head(workload: Workload, layout: Layout) -> int:
 
 
 class MemoryPhase(NamedTuple):
-    """What a pipeline rank holds in one phase of a step, in bytes."""
+    """The memory of a pipeline rank in one phase of a step, in bytes."""
 
     parameters: float
     moments: float
     buffers: float
-    """Into which a pipeline receives: PyTorch makes one per micro-batch, and 1F1B uses those again that are free."""
+    """Receive buffers of the pipeline: PyTorch allocates one per micro-batch, and 1F1B reuses free ones."""
     rounded: float
     """Copies of the matrices in the type of the products; with data-parallel ranks gathered ones take their place."""
     gradients: float
@@ -247,24 +248,20 @@ def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> 
         yield phase._replace(gradients=sums, saved=saved, gathered=everything)
 
 
-_NAMES = {  # part, name and formula of each field of MemoryPhase (ZeRO: Rajbhandari et al. 2020, section 5)
-    "parameters": ("parameters", "float32 parameters", "4 P / (t p), from ZeRO 1 on / d"),
-    "rounded": ("parameters", "matrices in the type of the products", "e P / (t p) where d = 1"),
-    "moments": ("optimizer", "AdamW's two moments", "8 P / (t p), from ZeRO 1 on / d"),
-    "gradients": ("gradients", "summed gradients, float32", "4 P / (t p), sharded / d once reduced"),
-    "fresh": ("gradients", "new gradients of a layer", "of the largest matrix, with d > 1 of the layer"),
-    "again": ("activations", "one layer's activations, computed again", "what recompute did not keep"),
-    "work": ("activations", "gradients of activations", "(q + 4 / t) u, with sequence parallelism + u"),
-    "logits": ("logits and loss", "logits", "e b s V / t, an eighth of it in parts"),
-    "loss": ("logits and loss", "beside the logits", "u + 4 V h / t, in parts 8: gradients of input and head"),
-    "gathered": ("communication", "gathered parameters", "e P / (t p); ZeRO 3: embeddings, two layers"),
-    "reduced": ("communication", "gradients being reduced", "4 P of one layer"),
-    "buffers": ("communication", "what a pipeline receives", "1F1B: k q u and q u; else m q u per neighbouring stage"),
-}
-_KEPT = {
-    "none": "k L ((2 + 2 q + 12 / t) u + masks)",
-    "selective": "k L (2 + q + 8 / t) u, with tensor ranks + 2 q u; compiled k L (2 q + 8 / t) u",
-    "full": "k L q u",
+_NAMES = {  # part and name of each field of MemoryPhase (ZeRO: Rajbhandari et al. 2020, section 5)
+    "parameters": ("parameters", "float32 parameters"),
+    "moments": ("optimizer", "AdamW's two moments"),
+    "buffers": ("communication", "what a pipeline receives"),
+    "rounded": ("parameters", "matrices in the type of the products"),
+    "gradients": ("gradients", "summed gradients, float32"),
+    "fresh": ("gradients", "new gradients of a layer"),
+    "again": ("activations", "one layer's activations, computed again"),
+    "work": ("activations", "gradients of activations"),
+    "logits": ("logits and loss", "logits"),
+    "loss": ("logits and loss", "beside the logits"),
+    "gathered": ("communication", "gathered parameters"),
+    "reduced": ("communication", "gradients being reduced"),
+    "saved": ("activations", "kept from forward to backward"),
 }
 
 
@@ -273,17 +270,16 @@ def memory_terms(workload: Workload, layout: Layout, machine: Machine) -> list[T
     # rank 0 keeps the most micro-batches and the embedding, the last one has the head, the others have more buffers
     ranks = {0, 1 % layout.pipeline, layout.pipeline - 1}
     phase = max((peak(workload, layout, machine, rank) for rank in ranks), key=sum)
-    terms = [Term(_NAMES[key][0], size, *_NAMES[key][1:]) for key, size in phase._asdict().items() if key in _NAMES]
-    terms.append(Term("activations", phase.saved, "kept from forward to backward", _KEPT[layout.recompute]))
+    terms = [Term(part, getattr(phase, key), name) for key, (part, name) in _NAMES.items()]
     allocated = sum(phase)
     if machine.device == "cpu":
         gaps = _CPU_FRAGMENTATION * allocated
-        terms.append(Term("context", _PYTHON, "Python and PyTorch", "0.35 GiB"))
-        terms.append(Term("context", gaps, "allocator: what glibc keeps", "25 % of what is allocated"))
+        terms.append(Term("context", _PYTHON, "Python and PyTorch"))
+        terms.append(Term("context", gaps, "allocator: what glibc keeps"))
     else:
         axes = sum(ranks > 1 for ranks in (layout.tensor, layout.data, layout.pipeline))
         gaps = _FRAGMENTATION * allocated
-        terms.append(Term("communication", axes * _COMMUNICATOR, "NCCL's buffers", "0.2 GiB per axis"))
-        terms.append(Term("context", _CUDA_CONTEXT, "CUDA context", "0.5 GiB"))
-        terms.append(Term("context", gaps, "allocator: rounding and gaps", "3 % of what is allocated"))
+        terms.append(Term("communication", axes * _COMMUNICATOR, "NCCL's buffers"))
+        terms.append(Term("context", _CUDA_CONTEXT, "CUDA context"))
+        terms.append(Term("context", gaps, "allocator: rounding and gaps"))
     return [term for term in terms if term.value]

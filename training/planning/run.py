@@ -1,4 +1,4 @@
-"""What a run will do: its settings and data, checked and printed before it starts."""
+"""The plan of a run: its settings and data, checked and printed before it starts."""
 
 import fnmatch
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class Plan:
     tokenize: TokenizeSettings
     data: Splits
     machine: Machine | None = None
-    """What the job runs on, once that is known: the plan then says what it will take."""
+    """The job's machine, once known; the plan then has predictions."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -43,13 +43,13 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """What the whole run is predicted to take; None if that is not known."""
+        """The predicted duration of the whole run; None if unknown."""
         if self.machine is None or not self.machine.timed:
             return None
         return self.experiment.train.iterations * predict(self.experiment, self.machine).step_seconds
 
     def text(self, done: int = 0, consumed_samples: int = 0) -> str:
-        """The plan of a run that resumes after `done` iterations with so many samples, or starts."""
+        """The plan of a run that starts, or resumes after `done` iterations and `consumed_samples`."""
         experiment, model, train = self.experiment, self.experiment.model, self.experiment.train
         padded = with_padded_vocabulary(model, experiment.parallel.tensor)
         left = train.iterations - done
@@ -79,7 +79,7 @@ class Plan:
         return f"{text_table(rows.items())}\n\n{self._data_table(samples)}"
 
     def as_dict(self, done: int = 0, consumed_samples: int = 0) -> dict[str, Any]:
-        """The plan for plan.json: its `text`, the layout, and what the whole run is predicted to take."""
+        """The plan for plan.json: its `text`, the layout, and the predicted duration."""
         layout = self.experiment.parallel.factors + self._layout_notes()
         figures: dict[str, Any] = {}
         if self.machine:
@@ -180,7 +180,7 @@ def make_plan(settings: Settings, name: str) -> Plan:
 
 
 def machine_of(world: "World", cluster: ClusterSettings) -> Machine:
-    """What the processes of a running job train on."""
+    """The machine of a running job."""
     tasks = world.launch.local_world_size
     if world.device.type == "cpu":
         return this_cpu(tasks, threads_of(world.launch, cluster.cpus_per_task))

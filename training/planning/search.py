@@ -26,7 +26,7 @@ _MOST_GPUS = 2**17  # where the search for enough of them ends
 
 @dataclass(frozen=True)
 class Prediction:
-    """A layout with what it is predicted to take."""
+    """A layout with its predicted memory and time."""
 
     workload: Workload
     layout: Layout
@@ -54,7 +54,7 @@ class Prediction:
 
     @property
     def own_bytes(self) -> float:
-        """The peak; on CPUs without the libraries, of which all processes share one copy."""
+        """The peak; on CPUs without the libraries, which all processes share."""
         on_cpu = self.machine.device == "cpu"
         return self.memory_bytes - (by_part(self.memory).get("context", 0.0) if on_cpu else 0.0)
 
@@ -72,7 +72,7 @@ class Prediction:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all GPUs together."""
+        """The speed of all GPUs together."""
         return self.layout.global_batch_size * self.workload.model.seq_len / self.step_seconds
 
     @property
@@ -128,7 +128,7 @@ def smallest(workload: Workload, machine: Machine, request: PlanRequest) -> Pred
 
 
 def fewest_gpus(workload: Workload, machine: Machine, request: PlanRequest) -> int | None:
-    """The least number of GPUs, of the requested doubled and doubled again, on which something fits."""
+    """The smallest number of GPUs on which something fits, doubling the requested number."""
     gpus = request.gpus
     while gpus <= _MOST_GPUS:
         found = smallest(workload, machine, replace(request, gpus=gpus))
@@ -185,7 +185,7 @@ def _savings(layout: Layout, offload: bool) -> Iterator[Layout]:
 
 
 def _fitting(workload: Workload, machine: Machine, layout: Layout, offload: bool) -> Iterator[Prediction]:
-    """Those of a layout's savings that fit and are worth a look; see `search`."""
+    """The variants of a layout that fit and may be among the best; see `search`."""
     predictions = [Prediction(workload, saving, machine) for saving in _savings(layout, offload)]
     if not predictions or not predictions[-1].fits:
         return

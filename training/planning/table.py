@@ -85,7 +85,7 @@ def gpu_table(kinds: Mapping[str, GpuSettings]) -> str:
 
 
 def explain(prediction: Prediction) -> str:
-    """The terms of the memory and of a step's time with their formulas; docs/planning_model.md has the symbols."""
+    """The terms of the memory and of a step's time; docs/planning_model.md has their formulas."""
     machine = prediction.machine
     memory = f"Memory of the fullest GPU: {prediction.memory_bytes / GIB:.2f} of {machine.memory / GIB:.2f} GiB"
     sections = [f"{memory}\n{_terms(prediction.memory, GIB)}"]
@@ -97,11 +97,11 @@ def explain(prediction: Prediction) -> str:
 def _terms(terms: Sequence[Term], unit: float) -> str:
     parts = list(by_part(terms))
     ordered = sorted(terms, key=lambda term: parts.index(term.part))
-    return text_table([(term.part, f"{term.value / unit:,.3f}", term.name, term.formula) for term in ordered], "lr")
+    return text_table([(term.part, f"{term.value / unit:,.3f}", term.name) for term in ordered], "lr")
 
 
 def hours_for(prediction: Prediction, tokens: float) -> float:
-    """Hours of training for so many tokens."""
+    """Hours of training for `tokens`."""
     return tokens / prediction.tokens_per_second / 3600
 
 

@@ -1,4 +1,4 @@
-"""What the GPUs of a layout send per step, to whom, and by which link.
+"""The bytes that each GPU of a layout sends per step, by group of ranks and kind of link.
 
 Tensor ranks are adjacent, then data ranks, then pipeline ranks. Collectives are rings: a sum of S bytes over n ranks
 sends 2 (n - 1) / n S from each, a gather or a scatter half of that.
@@ -51,7 +51,7 @@ def _neighbours(machine: Machine, size: int, world_size: int) -> Group:
 
 
 class Traffic(NamedTuple):
-    """What one GPU of a pipeline rank sends per step, in bytes, and the groups that it sends to."""
+    """The bytes that one GPU of a pipeline rank sends per step, and the groups that it sends to."""
 
     tensor_ranks: Group
     pipeline_ranks: Group
@@ -77,18 +77,18 @@ class Traffic(NamedTuple):
 
 
 def traffic(workload: Workload, layout: Layout, machine: Machine, shards: Shards) -> Traffic:
-    """What one GPU of the pipeline rank that holds `shards` (before ZeRO) sends."""
-    t, p, d, m, world = layout.tensor, layout.pipeline, layout.data, layout.accumulation, layout.world_size
+    """The traffic of one GPU of the pipeline rank that holds `shards` (before ZeRO)."""
+    tensor, data, count, world = layout.tensor, layout.data, layout.accumulation, layout.world_size
     gathers, scatters = rounds(layout)
-    ring = shards.total * (d - 1) / d
+    ring = shards.total * (data - 1) / data
     unit = float(workload.element * layout.micro_batch_size * workload.model.seq_len * workload.model.n_embd)
-    stream = unit / t if layout.sequence_parallel else unit
+    stream = unit / tensor if layout.sequence_parallel else unit
     return Traffic(
-        group(machine, t, 1, world),
-        _neighbours(machine, p, world),
-        group(machine, d, t, world),
-        tensor=m * shards.layers * sums_per_layer(layout) * 2 * (t - 1) / t * unit,
-        pipeline=2 * layout.virtual_stages * m * stream if p > 1 else 0.0,
+        group(machine, tensor, 1, world),
+        _neighbours(machine, layout.pipeline, world),
+        group(machine, data, tensor, world),
+        tensor=count * shards.layers * sums_per_layer(layout) * 2 * (tensor - 1) / tensor * unit,
+        pipeline=2 * layout.virtual_stages * count * stream if layout.pipeline > 1 else 0.0,
         gathers=gathers * workload.element * ring,
         gradients=scatters * 4 * ring * (1 if layout.zero_stage else 2),
     )
@@ -98,8 +98,8 @@ def rounds(layout: Layout) -> tuple[int, int]:
     """How often a step gathers parameters and scatters gradients; PyTorch's pipelines scatter once, at their end."""
     if layout.data == 1:
         return 0, 0
-    m, zero, alone = layout.accumulation, layout.zero_stage, layout.pipeline == 1
-    return (0, 1, 1, 2 * m if alone else m)[zero], m if zero >= 2 and alone else 1
+    count, zero, alone = layout.accumulation, layout.zero_stage, layout.pipeline == 1
+    return (0, 1, 1, 2 * count if alone else count)[zero], count if zero >= 2 and alone else 1
 
 
 def sums_per_layer(layout: Layout) -> float:

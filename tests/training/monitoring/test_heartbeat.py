@@ -29,7 +29,7 @@ def test_ranks_that_are_elsewhere_or_silent_are_named() -> None:
     lives[2]["iteration"], lives[3]["time"], lives[4]["time"] = 41, 40.0, 39.9
     assert describe(lives, fresh=40.0) == (
         "3 of 5 ranks at iteration 42 (step), rank 2 (process 102 on n1) at iteration 41 (step), "
-        "rank 4 (process 104 on n1) gives no sign of life since iteration 42 (step)"
+        "rank 4 (process 104 on n1) has been silent since iteration 42 (step)"
     )
 
 

@@ -36,15 +36,15 @@ def simple(monkeypatch: pytest.MonkeyPatch) -> None:
         shards = {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0 + layout.data}[layout.zero_stage] * (1 + 9 * layout.offload)
         kept = {"none": 1.0, "selective": 0.5, "full": 0.1}[layout.recompute]
         return [
-            Term("parameters", GIB / split / shards, "states", "1 / t p"),
-            Term("activations", kept * layout.micro_batch_size * GIB / layout.tensor, "activations", "b / t"),
+            Term("parameters", GIB / split / shards, "states"),
+            Term("activations", kept * layout.micro_batch_size * GIB / layout.tensor, "activations"),
         ]
 
     def speed(workload: Workload, layout: Layout, machine: Machine) -> list[Term]:
         slower = {"none": 1.0, "selective": 1.1, "full": 1.3}[layout.recompute] * (1 + 0.01 * layout.zero_stage)
         slower *= (1 + 0.1 * (layout.tensor - 1)) * (1 + 0.2 * (layout.pipeline - 1)) * (1 + layout.offload)
         work = layout.global_batch_size / layout.world_size
-        return [Term("matrix products", work * slower * (1 + 1 / layout.micro_batch_size), "work", "B / n")]
+        return [Term("matrix products", work * slower * (1 + 1 / layout.micro_batch_size), "work")]
 
     monkeypatch.setattr(module, "memory_terms", memory)
     monkeypatch.setattr(module, "speed_terms", speed)
@@ -83,7 +83,7 @@ def test_the_predictions_prune_without_losing_the_best() -> None:
 def test_a_layout_is_tight_from_80_and_too_large_from_92_per_cent(monkeypatch: pytest.MonkeyPatch) -> None:
     where = gpus(1)
     for share, verdict in ((0.7999, "feasible"), (0.8, "tight"), (0.9199, "tight"), (0.92, "too large")):
-        monkeypatch.setattr(module, "memory_terms", lambda *_, held=share * where.memory: [Term("", held, "", "")])
+        monkeypatch.setattr(module, "memory_terms", lambda *_, held=share * where.memory: [Term("", held, "")])
         found = Prediction(WORKLOAD, Layout(), where)
         assert (found.verdict, found.fits) == (verdict, share < 0.92)
 
