@@ -2,7 +2,7 @@
 
 The busiest pipeline rank sets the pace: its terms for all micro-batches, its waiting for other ranks, and the work that
 is done once per step. The model is of this trainer: flash attention, recompute that keeps products, ZeRO by FSDP2.
-docs/planning_model.md has the formulas; `python -m benchmarks.training planning` shows the errors against published runs.
+docs/planning_model.md has the formulas; `python -m benchmarks.training planning` shows errors against published runs.
 """
 
 from functools import partial
