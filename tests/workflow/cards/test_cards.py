@@ -118,7 +118,7 @@ def test_the_summary_names_the_domains_from_which_most_was_read_and_what_a_perso
 @pytest.mark.filterwarnings("ignore")  # rdflib and pandas warn of what mlcroissant calls
 def test_croissant_describes_files_that_mlcroissant_reads(run: Path, tmp_path: Path) -> None:
     described, shards = (
-        read_json(run / "workflow/cards/croissant.json")["distribution"],
+        read_json(run / "cards/croissant.json")["distribution"],
         sorted(run.glob("dedup/*.zst")),
     )
     hashes = {each["contentUrl"]: each["sha256"] for each in described if each["@type"] == "cr:FileObject"}
@@ -128,7 +128,7 @@ def test_croissant_describes_files_that_mlcroissant_reads(run: Path, tmp_path: P
     assert called("workflow.cards", *arguments).returncode == 0
     assert "registered domains (5 %, 1,000 at most)" in read_text(tmp_path / NAMES[-1])
     mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is absent: pip install mlcroissant")
-    assert not mlcroissant.Dataset(run / "workflow/cards/croissant.json").metadata.ctx.issues.errors
+    assert not mlcroissant.Dataset(run / "cards/croissant.json").metadata.ctx.issues.errors
     found = mlcroissant.Dataset(tmp_path / "croissant.json").records("documents")
     texts = [[record[f"documents/{key}"].decode() for key in ("id", "url", "text")] for record in found]
     assert texts == [[each[key] for key in ("id", "url", "text")] for each in read_shards(shards)]
