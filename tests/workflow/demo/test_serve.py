@@ -52,7 +52,7 @@ def test_pages_are_found_by_host_and_path_and_sent_as_recorded(site: Path) -> No
 def test_a_command_runs_with_the_address_and_its_code_is_passed_on(
     site: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("demo.serve.die_with_parent", lambda: None)  # this process goes on
+    monkeypatch.setattr("workflow.demo.serve.die_with_parent", lambda: None)  # this process goes on
     assert main(["--site", str(site), "--", "sh", "-c", "echo $0; exit 3", "*=ADDRESS"]) == 3
     assert capfd.readouterr().out.startswith("*=127.0.0.1:")
     assert main(["--site", str(site), "--", "sh", "-c", "kill -9 $$"]) == 137
