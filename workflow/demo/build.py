@@ -35,7 +35,7 @@ _RELATED = 5  # links in a sidebar
 
 
 def build_site(articles: Mapping[str, str], folder: Path) -> None:
-    """Write a site of articles (text by title) in the format of `demo.serve`. Raises InputError if there are none.
+    """Write a site of articles (text by title) for `workflow.demo.serve`. Raises InputError if there are none.
 
     Articles are shuffled by a hash of their titles, so that the validation split has the same distribution.
     """
