@@ -66,7 +66,7 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
     for run in runs:
         loaded = settings[run]
         corpus = steps_table(loaded, tasks[run], queues["slurm"]) if loaded else ""
-        base = f" grows {', '.join(map(str, loaded.base))}" if loaded and loaded.base else ""
+        base = f" extends {', '.join(map(str, loaded.base))}" if loaded and loaded.base else ""
         blocks.append("\n\n".join(filter(None, [f"{run}{base}:", corpus, trainings(run_models[run], "model")])))
     existing = [status for path, status in statuses.items() if path.is_dir()]
     return "\n\n\n".join(filter(None, blocks)), existing, remark

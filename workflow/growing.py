@@ -1,4 +1,4 @@
-"""What a run takes from the finished runs that it grows (`base`), and what must be equal in all of them.
+"""What a run takes from the finished runs that it extends (`base`), and what must be equal in all of them.
 
 Nothing here writes: the earlier runs keep every byte.
 """
@@ -21,7 +21,7 @@ def known(step: str, settings: Settings) -> list[Path]:
 
 
 def check(settings: Settings) -> None:
-    """Raise ConfigError if the run cannot grow its base: one is missing or unfinished, or has another vocabulary."""
+    """Raise ConfigError if the run cannot extend its base: one is missing or unfinished, or has another vocabulary."""
     for run in settings.base:
         if run == settings.run:
             raise ConfigError(f"base: {run} is this run itself; choose another folder for `run`")
@@ -32,10 +32,10 @@ def check(settings: Settings) -> None:
             if step.name in ("blacklist", "ingest", "merge_index") and not steps.result(step.name, run).is_file():
                 raise ConfigError(f"base: {run}: {step.pattern} is missing; finish that run first: snakemake dataset")
         if missing := [str(path) for path in then.base if path not in settings.base]:
-            raise ConfigError(f"base: {run} grows {', '.join(missing)}; name that run, too, before {run}")
+            raise ConfigError(f"base: {run} extends {', '.join(missing)}; name that run, too, before {run}")
         for (key, old, content), (_, new, now) in zip(_shared(then), _shared(settings), strict=True):
             if content != now:
-                raise ConfigError(f"{key} is {new}, but {run}, which this run grows, has {old}; make them equal")
+                raise ConfigError(f"{key} is {new}, but {run}, which this run extends, has {old}; make them equal")
 
 
 def _shared(settings: Settings) -> Iterator[tuple[str, Any, Any]]:

@@ -74,7 +74,7 @@ def test_what_cannot_be_grown_is_refused_before_any_job(tmp_path: Path) -> None:
     refused: list[tuple[dict[str, object], str]] = [
         ({"base": new}, "this run itself"),
         ({"base": tmp_path / "none"}, "no run there"),
-        ({"base": second}, f"grows {first}; name that run"),
+        ({"base": second}, f"extends {first}; name that run"),
         ({"base": first, "dedup": {"bands": 21}}, f"dedup.bands is 21, but {first}.*has 20"),
         ({"base": first, "tokenize": {"append_eod": False}}, "append_eod is False.*has True"),
         ({"base": first, "tokenize": {"encoder_json": vocabulary}}, "encoder_json is .*has GPT-2's"),
@@ -152,7 +152,7 @@ def test_a_second_delivery_is_processed_alone_and_the_first_keeps_every_byte(tmp
     assert {each["url"][-3:] for each in removed} == {"900", "901"}
     assert load_settings(tmp_path / "results/y/config.yaml").base == [Path("results/x")]
     assert "It extends results/x." in render(tmp_path / "results/y")
-    assert "results/y grows results/x:" in overview([tmp_path / "results/y"], [])[0]
+    assert "results/y extends results/x:" in overview([tmp_path / "results/y"], [])[0]
     assert "Nothing to be done" in planned(tmp_path, "dataset")[1]
     result = snakemake(tmp_path, "dataset", "-n", "--config", "dedup={bands: 21}")
     assert result.returncode == 2 and "dedup.bands" in result.stdout + result.stderr

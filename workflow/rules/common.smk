@@ -19,7 +19,7 @@ from common.files import REMOVED_IDS, find_inputs, sha256, shard_name
 settings = snakefile.read_settings(workflow)
 RUN = settings.run
 SHARDS = [shard_name(shard) for shard in range(settings.shards)]
-# Keeps out what was removed from this run and from those that it grows.
+# Keeps out what was removed from this run and from those that it extends.
 REMOVED = "--removed " + shlex.join(
     str(run / REMOVED_IDS) for run in (*settings.base, RUN)
 )
@@ -51,7 +51,7 @@ def rejects(step):
 
 
 def earlier(step):
-    """The options that leave out what the runs that this one grows have read; they may leave nothing."""
+    """The options that leave out what the runs that this one extends have read; they may leave nothing."""
     paths = growing.known(step, settings)
     return f"--allow-empty --known {shlex.join(map(str, paths))}" if paths else ""
 
