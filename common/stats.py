@@ -136,8 +136,8 @@ def no_documents(inputs: Sequence[Path], run: Path) -> str:
     for path in sorted(run.glob("*/*stats.json")):
         if path.name.split(".")[0] in {"stats", *shards}:
             part = read_json(path)
-            reasons = Counter(part.get("reasons", {}))
-            totals[path.parent].add(Stats("", part["documents_in"], part["documents_out"], reasons=reasons))
+            read, kept = (part.get(f"documents_{end}", 0) for end in ("in", "out"))
+            totals[path.parent].add(Stats("", read, kept, reasons=Counter(part.get("reasons", {}))))
     empty = [(folder, each) for folder, each in totals.items() if each.documents_in and not each.documents_out]
     why = [f"; of {each.documents_in} in {folder}, all were dropped ({each.dropped()})" for folder, each in empty]
     cure = "; change the settings of that step, or give other input" if why else ""

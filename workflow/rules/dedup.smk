@@ -18,9 +18,12 @@ EARLIER = snakefile.or_exit(content_of_earlier)(settings.dedup.against)
 JOBS = min(settings.dedup.jobs, len(PARTS))
 
 
-def parts(job):
-    """The parts that a job computes, as the command line names them."""
-    return " ".join(f"{part}/{len(PARTS)}" for part in PARTS[job::JOBS])
+def parts(wildcards, output):
+    """What a job of a loop works on: its command line is read when it runs, and cannot name the loop's variable.
+
+    Snakemake does not record a param that depends on `output`.
+    """
+    return [f"{Path(path).stem}/{len(PARTS)}" for path in output]
 
 
 # 1,000 MB for Python and its libraries, plus the data that grows with the corpus
@@ -70,9 +73,10 @@ for job in range(JOBS):
             parts_of_columns=len(PARTS),
             earlier=EARLIER,
             shards=len(SHARDS),
+            parts=parts,
         shell:
             'python -m corpus.dedup bands --config "$URLS_TO_GPT2_SETTINGS" --work {WORK:q} '
-            "--shards {params.shards} --part " + parts(job) + " > {log:q} 2>&1"
+            "--shards {params.shards} --part {params.parts} > {log:q} 2>&1"
 
     # It also reads the signatures and the shards, which exist before the pairs.
     rule:
@@ -90,9 +94,10 @@ for job in range(JOBS):
         params:
             settings=keys("dedup_clusters"),
             shards=len(SHARDS),
+            parts=parts,
         shell:
             'python -m corpus.dedup verify --config "$URLS_TO_GPT2_SETTINGS" --work {WORK:q} '
-            "--shards {params.shards} --part " + parts(job) + " > {log:q} 2>&1"
+            "--shards {params.shards} --part {params.parts} > {log:q} 2>&1"
 
 
 rule dedup_clusters:

@@ -80,7 +80,7 @@ def test_what_does_not_fit_the_signatures_is_named(tmp_path: Path) -> None:
         shard.unlink()
         if documents is not None:
             write_shard(shard, documents)
-        with pytest.raises(InputError, match=r"clean/0000\.jsonl\.zst: not the file"):
+        with pytest.raises(InputError, match=r"clean/0000\.jsonl\.zst: changed since"):
             dedup([new], tmp_path / "out", DedupSettings(against=[earlier]))
         assert not (tmp_path / "out").exists()
 

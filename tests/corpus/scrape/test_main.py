@@ -81,6 +81,7 @@ def kill_all(process: "subprocess.Popen[str]", rng: random.Random) -> None:
             member.kill()
         time.sleep(rng.choice([0, 0, 0.01, 0.1]))
     process.wait()
+    psutil.wait_procs(family[1:])  # a worker holds the journal's lock until it is gone
 
 
 def once(released: threading.Event, behaviour: Behaviour) -> Behaviour:
