@@ -1,1 +1,1 @@
-"""What only the pipeline needs: the table of its steps, the rules in rules/, and what they ask of Snakemake."""
+"""The DAG, and what works on a whole run: rules, report, cards, demo, provenance. Nothing imports it."""
