@@ -32,12 +32,12 @@ def figures(run: Path) -> Figures:
     if not steps and not models:
         raise InputError(f"{run}: no stats.json or train.csv below it; name the folder of a run")
     for model in models:
-        losses, evaluation = model.train.values("lm_loss"), model.evaluation or {}
+        evaluation = model.evaluation or {}
         values = {
             "parameters": model.parameters,
             "tokens seen": model.tokens,
             "epochs": model.epochs,
-            "training loss, last interval": float(losses[-1]) if len(losses) else None,
+            "training loss, last interval": model.train_loss,
             "validation loss": model.valid_loss,
             "evaluated loss": evaluation.get("loss"),
             "bits per byte": evaluation.get("bits_per_byte"),

@@ -32,6 +32,11 @@ class Curve:
         """A column; empty if the file has none of this name. An empty cell is NaN."""
         return self.columns.get(name, np.empty(0))
 
+    def last(self, name: str) -> float | None:
+        """The last value of a column; None if there is none."""
+        column = self.values(name)
+        return float(column[-1]) if len(column) else None
+
     def __len__(self) -> int:
         return max(map(len, self.columns.values()), default=0)
 
@@ -90,26 +95,24 @@ class Model:
     @property
     def tokens(self) -> int | None:
         """Tokens seen in training."""
-        seen = self.train.values("consumed_tokens")
-        return int(seen[-1]) if len(seen) else None
+        seen = self.train.last("consumed_tokens")
+        return None if seen is None else int(seen)
 
     @property
     def epochs(self) -> float | None:
         """Times that the training data were seen; of a blend, those of the corpus that repeats first."""
-        seen, size = self.train.values("consumed_samples"), (self.plan or {}).get("samples_per_epoch")
-        return float(seen[-1]) / size if len(seen) and size else None
+        seen, size = self.train.last("consumed_samples"), (self.plan or {}).get("samples_per_epoch")
+        return seen / size if seen is not None and size else None
 
     @property
     def valid_loss(self) -> float | None:
         """The last validation loss of the training, as `cluster.status` shows it."""
-        losses = self.valid.values("loss")
-        return float(losses[-1]) if len(losses) else None
+        return self.valid.last("loss")
 
     @property
     def train_loss(self) -> float | None:
         """The mean training loss of the last log interval."""
-        losses = self.train.values("lm_loss")
-        return float(losses[-1]) if len(losses) else None
+        return self.train.last("lm_loss")
 
     @property
     def overfitting(self) -> str:
