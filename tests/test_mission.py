@@ -23,7 +23,7 @@ from torch.optim.adamw import adamw
 
 from cluster import TrainingJob, submission
 from cluster.submission import make_snapshot
-from common.settings import DedupSettings, ScrapeSettings, TrainSettings
+from common.settings import DedupSettings, Experiment, ModelSettings, ScrapeSettings
 from convert.merge_mp import main as merge
 from corpus.clean import main as clean
 from corpus.dedup.shingles import MinHasher, codes, shingle_hash
@@ -46,6 +46,7 @@ from training.parallel.layout import fuse_residual_norm
 from workflow.demo import __main__ as demo
 
 UNSURE = "Kaffe latte no problem: menu, taxi, hotel, restaurant, internet."  # no language leads
+EXPERIMENT = Experiment(model=ModelSettings(n_layer=1, n_head=2, n_embd=8), train={"iterations": 1})
 
 
 def test_snakemake_plans_every_step_from_urls_to_a_model(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_tokens_are_numpy_arrays_in_place_on_the_disk_and_numpy_draws_their_orde
 def test_torch_computes_the_gradients_and_takes_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     model, taken = tiny_model(64), []
     parameters = dict(model.named_parameters())
-    adam = optimizer.make_optimizer(parameters, TrainSettings(iterations=1))
+    adam = optimizer.make_optimizer(parameters, EXPERIMENT)
     assert isinstance(model, torch.nn.Module) and isinstance(adam, torch.optim.AdamW)
     assert optimizer.adamw is adamw
     monkeypatch.setattr(optimizer, "adamw", lambda tensors, *_, **__: taken.extend(tensors))
@@ -162,7 +163,7 @@ def test_the_models_operations_call_the_cuda_kernels(monkeypatch: pytest.MonkeyP
     model = tiny_model(64)
     for block in model.h.values():
         fuse_residual_norm(block)
-    adam = optimizer.make_optimizer(dict(model.named_parameters()), TrainSettings(iterations=1))
+    adam = optimizer.make_optimizer(dict(model.named_parameters()), EXPERIMENT)
     with library.using(library.KERNELS):
         model(torch.arange(8)[None]).sum().backward()
         optimizer.take_step(adam, 0.1, torch.ones(()))

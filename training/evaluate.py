@@ -11,9 +11,9 @@
 other file, read as one text. The tokens are cut into windows of the model's sequence length that do not overlap; every
 token but the first is predicted once. Several datasets get a line each, and the loss over all is the mean over their
 tokens. --max-tokens takes windows evenly spaced over all data. --part valid or test evaluates documents that the model
-was not trained on: checkpoints and merged folders record their train.split. They also record train.reset_position_ids
-and train.eod_mask_loss, and the loss follows them, as the validation of the training does; a note says so. For a folder
-that records neither, positions do not restart, and every token counts.
+was not trained on: checkpoints and merged folders record their train.split. They also record train.reset_position_ids,
+train.reset_attention_mask and train.eod_mask_loss, and the loss follows them, as the validation of the training does; a
+note says so. For a folder that records none, documents are not set apart, and every token counts.
 
 --task wikitext reads one file in WikiText's format (wiki.test.tokens, wiki.test.raw) and computes the word perplexity
 that papers report: the text is detokenized, windows start every --stride tokens, and the loss is divided by the number
@@ -36,6 +36,7 @@ from common.console import note
 from common.errors import InputError
 from common.files import check_outputs, is_readable, write_json
 from common.run_card import NAME, write_card
+from common.settings.training import DOCUMENT_RULES
 
 if TYPE_CHECKING:
     from common.tokenizer import Tokenizer
@@ -118,7 +119,7 @@ def _on_data(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.task != "loss":
         return {**about, "task": arguments.task, **_task(arguments, model, tokenizer)}
     about |= {"part": part} | ({"split": split} if split else {})
-    rules = {key: True for key in ("reset_position_ids", "eod_mask_loss") if getattr(origin, key)}
+    rules = {key: True for key in DOCUMENT_RULES if getattr(origin, key)}
     if rules:
         note(f"{checkpoint}: evaluated with train.{' and train.'.join(rules)}, as it was trained")
     return {**about, **rules, **_losses(arguments, model, tokenizer, split, rules)}

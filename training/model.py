@@ -7,7 +7,7 @@ so that a split of the rows never cuts a head.
 Parameters are float32. The embedding rounds to `GPT2.dtype`, and every layer computes in the type of its input; weights
 are cast where they are used, which costs nothing if they have that type already, or if `rounded` is a copy that has it.
 
-Shapes: B samples, T tokens, C channels (n_embd), nh heads, hs head size, V vocabulary.
+Shapes: B samples, T tokens, C channels (n_embd), nh heads, hs head size, V vocabulary, K documents per sample.
 """
 
 import math
@@ -73,15 +73,15 @@ class HeadsLinear(Linear):
 
 
 class AttentionCore(nn.Module):
-    """softmax(q k^T / sqrt(hs)) v with a causal mask and dropout on the weights."""
+    """softmax(q k^T / sqrt(hs)) v with a causal mask, or within documents, and dropout on the weights."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """(B, nh, T, hs) three times -> (B, nh, T, hs)."""
-        return ops.attention(q, k, v, self.dropout if self.training else 0.0)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, ends: Tensor | None = None) -> Tensor:
+        """(B, nh, T, hs) three times, (B, K) -> (B, nh, T, hs)."""
+        return ops.attention(q, k, v, self.dropout if self.training else 0.0, ends)
 
 
 class Attention(nn.Module):
@@ -93,9 +93,9 @@ class Attention(nn.Module):
         self.core = AttentionCore(settings.dropout)
         self.c_proj = Linear(settings.n_embd, settings.n_embd)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
-        y = self.core(*self.c_attn(x))  # (B, T, C) -> three of (B, nh, T, hs) -> (B, nh, T, hs)
+    def forward(self, x: Tensor, ends: Tensor | None = None) -> Tensor:
+        """(B, T, C), (B, K) -> (B, T, C)."""
+        y = self.core(*self.c_attn(x), ends)  # (B, T, C) -> three of (B, nh, T, hs) -> (B, nh, T, hs)
         y = y.transpose(1, 2).flatten(2)  # (B, nh, T, hs) -> (B, T, nh, hs) -> (B, T, C)
         return self.c_proj(y)
 
@@ -128,9 +128,9 @@ class Block(nn.Module):
         self.mlp = MLP(settings)
         self.drop = nn.Dropout(settings.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
-        x = x + self.drop(self.attn(self.ln_1(x)))
+    def forward(self, x: Tensor, ends: Tensor | None = None) -> Tensor:
+        """(B, T, C), (B, K) -> (B, T, C)."""
+        x = x + self.drop(self.attn(self.ln_1(x), ends))
         x = x + self.drop(self.mlp(self.ln_2(x)))
         return x
 
@@ -164,19 +164,22 @@ class GPT2(nn.Module):
         x = (self.wte(tokens) + self.wpe(positions)).to(self.dtype)  # (B, T, C) + (T, C) or (B, T, C)
         return F.dropout(x, self.settings.dropout, self.training)
 
-    def blocks(self, x: Tensor) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
+    def blocks(self, x: Tensor, ends: Tensor | None = None) -> Tensor:
+        """(B, T, C), (B, K) -> (B, T, C)."""
         for block in self.h.values():
-            x = block(x)
+            x = block(x, ends)
         return x
 
     def logits(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, V)."""
         return self.head(self.ln_f(x), self.wte.weight)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """(B, T) token ids, (B, T) positions (default: 0 to T - 1) -> (B, T, V) logits."""
-        return self.logits(self.blocks(self.embed(tokens, positions)))
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, ends: Tensor | None = None) -> Tensor:
+        """(B, T) token ids, (B, T) positions (default: 0 to T - 1) -> (B, T, V) logits.
+
+        With the `ends` of documents, (B, K), tokens attend within their document.
+        """
+        return self.logits(self.blocks(self.embed(tokens, positions), ends))
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -124,6 +124,8 @@ def _choose_attention(
     """The kernel that the settings name, or the fastest; and the milliseconds of each measured kernel."""
     train = experiment.train
     candidates = ATTENTION if train.attention == "auto" else (train.attention,)
+    if train.reset_attention_mask:  # of PyTorch's kernels with a mask; FlashAttention on documents is none of these
+        candidates = ("math" if train.deterministic else "efficient",)
     times = measure_attention(shape, dtype, experiment.model.dropout, candidates)
     kernel = fastest(times, train.deterministic)
     measured = ", ".join(f"{name} {time:.2f} ms" for name, time in times.items())

@@ -1,4 +1,4 @@
-"""AdamW and its learning-rate schedule, as in GPT-2 recipes."""
+"""The optimiser of a run, AdamW or Muon, and the learning-rate schedule."""
 
 import math
 from collections.abc import Mapping
@@ -7,12 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.adamw import adamw
 
-from common.settings import TrainSettings
+from common.settings import Experiment, TrainSettings
 from training.kernels import library
 from training.kernels.adamw import Hyper, adamw_
+from training.moments import ADAMW, MUON, moments_of
+from training.muon import Muon
 from training.parallel.dtensor import local_shard
+from training.tensors import leaf_of
 
 _FUSED = ("cpu", "cuda")  # devices with a fused AdamW kernel
 
@@ -80,54 +84,83 @@ class AdamW(torch.optim.AdamW):
         """One step of each group at its `lr`, with the gradients times its `factor` (default 1)."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            states = [self.state[parameter] for parameter in parameters]
-            steps, gradients = [state["step"] for state in states], [local_shard(each.grad) for each in parameters]
-            moments = [[local_shard(state[key]) for state in states] for key in ("exp_avg", "exp_avg_sq")]
-            tensors = ([local_shard(parameter) for parameter in parameters], gradients, moments[0], moments[1])
-            (beta1, beta2), weight_decay, eps = group["betas"], group["weight_decay"], group["eps"]
-            rate, factor = group["lr"], group.get("factor", torch.ones(()))
-            if library.selected("adamw", gradients[0]):  # our kernel reads and writes each tensor once
-                if "taken" not in group:  # counted here from now on: reading the device's count would wait for it
-                    group["taken"] = round(float(steps[0]))
-                group["taken"] += 1
-                torch._foreach_add_(steps, 1.0)
-                adamw_(*tensors, [weight_decay] * len(steps), factor, Hyper(rate, beta1, beta2, eps, group["taken"]))
-            else:
-                torch._foreach_mul_(gradients, factor.to(gradients[0].device))
-                rates = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
-                adamw(*tensors, [], steps, fused=group["fused"], amsgrad=False, maximize=False, **rates)
+            gradients = [local_shard(each.grad) for each in parameters]
+            self.update(group, parameters, gradients, group.get("factor", torch.ones(())))
+
+    def update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], factor: Tensor) -> None:
+        """One step of a group's parameters with this process's shards of their gradients."""
+        states = [self.state[parameter] for parameter in parameters]
+        steps = [state["step"] for state in states]
+        moments = [[local_shard(state[key]) for state in states] for key in ADAMW]
+        tensors = ([local_shard(parameter) for parameter in parameters], gradients, moments[0], moments[1])
+        (beta1, beta2), weight_decay, eps, rate = group["betas"], group["weight_decay"], group["eps"], group["lr"]
+        if library.selected("adamw", gradients[0]):  # our kernel reads and writes each tensor once
+            if "taken" not in group:  # counted here from now on: reading the device's count would wait for it
+                group["taken"] = round(float(steps[0]))
+            group["taken"] += 1
+            torch._foreach_add_(steps, 1.0)
+            adamw_(*tensors, [weight_decay] * len(steps), factor, Hyper(rate, beta1, beta2, eps, group["taken"]))
+        else:
+            torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+            rates = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
+            adamw(*tensors, [], steps, fused=group["fused"], amsgrad=False, maximize=False, **rates)
 
 
-def make_optimizer(named: Mapping[str, nn.Parameter], train: TrainSettings) -> AdamW:
-    """AdamW with weight decay on the parameters, by their names in the whole model, that `no_decay` does not name.
+class MuonAdamW(AdamW):
+    """Muon for the group that has it under `muon`, AdamW for the others."""
 
-    Its state is allocated at once, all zeros, so that a checkpoint can be loaded into it in place.
+    def update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], factor: Tensor) -> None:
+        """One step of a group's parameters with this process's shards of their gradients."""
+        if "muon" not in group:
+            return super().update(group, parameters, gradients, factor)
+        states = [self.state[parameter] for parameter in parameters]
+        torch._foreach_add_([state["step"] for state in states], 1.0)
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+        group["muon"].step([local_shard(state["exp_avg"]) for state in states], gradients, group["lr"])
+        return None
+
+
+def make_optimizer(named: Mapping[str, nn.Parameter], experiment: Experiment, mesh: DeviceMesh | None = None) -> AdamW:
+    """The optimiser of `train.optimizer`; `named`: this process's parameters by their names in the whole model.
+
+    Weight decay is for those that `train.no_decay` does not name. The state is allocated at once, all zeros, so that a
+    checkpoint can be loaded into it in place. A collective call over `mesh`.
     """
-    parameters = list(named.values())
-    spared = {name for name in named if any(fnmatchcase(name, pattern) for pattern in train.no_decay)}
+    train = experiment.train
+    moments = {name: moments_of(leaf_of(name), train.optimizer) for name in named}
+    decay = {
+        name: 0.0 if any(fnmatchcase(name, pattern) for pattern in train.no_decay) else train.weight_decay
+        for name in named
+    }
+    adamw = [name for name in named if moments[name] == ADAMW]
     groups: list[dict[str, Any]] = [
-        {"params": [named[name] for name in named if name not in spared]},
-        {"params": [named[name] for name in named if name in spared], "weight_decay": 0.0},
+        {"params": [named[name] for name in adamw if decay[name] == each], "weight_decay": each}
+        for each in dict.fromkeys((train.weight_decay, 0.0))
     ]
-    optimizer = AdamW(
-        [group for group in groups if group["params"]],
+    scale = 1.0
+    if train.optimizer == "muon":
+        matrices = {name: parameter for name, parameter in named.items() if moments[name] == MUON}
+        muon = Muon(matrices, decay, train.muon_momentum, experiment.model.n_head, mesh)
+        groups.append({"params": muon.matrices, "muon": muon, "scale": 1.0})
+        scale = (train.adamw_lr or train.lr) / train.lr
+    optimizer = MuonAdamW(
+        [{"scale": scale, **group} for group in groups if group["params"]],
         lr=train.lr,
         betas=train.betas,
         eps=train.eps,
         weight_decay=train.weight_decay,
-        fused=all(parameter.device.type in _FUSED for parameter in parameters),
+        fused=all(parameter.device.type in _FUSED for parameter in named.values()),
     )
-    for parameter in parameters:
+    for name, parameter in named.items():
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+            **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in moments[name]},
         }
     return optimizer
 
 
 def take_step(optimizer: torch.optim.Optimizer, rate: float, factor: Tensor) -> None:
-    """One step at a learning rate with the gradients times `factor`, float32 of shape ()."""
+    """One step at a learning rate, times each group's `scale`, with the gradients times `factor`, float32, ()."""
     for group in optimizer.param_groups:
-        group["lr"], group["factor"] = rate, factor
+        group["lr"], group["factor"] = rate * group["scale"], factor
     optimizer.step()

@@ -53,5 +53,5 @@ def open_session(experiment: Experiment, world: World, mesh: DeviceMesh | None =
         for stage in stages:
             streams.attach(stage, tp)
     parameters = named_parameters(stages)
-    optimizer = make_optimizer(parameters, experiment.train)
+    optimizer = make_optimizer(parameters, experiment, mesh)
     return Session(experiment, world, mesh, stages, pipeline, parameters, optimizer, streams, Timers(world.device))

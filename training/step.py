@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.settings.training import DOCUMENT_RULES
 from common.workers import batched, threaded_map
 from training.dataset.batches import (
     Batch,
@@ -62,7 +63,7 @@ def step_batches(session: Session, data: TokenSource, consumed: int) -> Generato
 
 def _batch_form(session: Session, data: TokenSource, pinned: bool = False) -> BatchForm:
     train = session.experiment.train
-    return BatchForm(data.end_of_text, train.reset_position_ids, train.eod_mask_loss, pinned)
+    return BatchForm(data.end_of_text, **{rule: getattr(train, rule) for rule in DOCUMENT_RULES}, pinned=pinned)
 
 
 def sample_ranges(session: Session, consumed: int) -> Iterator[range]:
@@ -136,7 +137,7 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
             if train:
                 before_backward(stage, index == len(batches) - 1, session.experiment.parallel.zero_stage)
             with timed("forward"):
-                loss = stage(batch.tokens, batch.positions, batch.targets, factors).sum()
+                loss = stage(batch.tokens, batch.positions, batch.targets, factors, batch.ends).sum()
             if train:
                 with timed("backward"):
                     loss.backward()

@@ -18,6 +18,7 @@ _RUNNING: Any = {
         "micro_batch_size", "accumulation", "recompute", "compile", "readers", "attention", "loss", "kernels",
         "deterministic", "log_interval", "eval_interval", "eval_batches", "save_interval", "async_save", "keep_last",
         "keep_every", "keep_best", "sample_interval", "sample_prompt", "allow_slow", "allow_tight",
+        "allow_optimizer_change",
     },
 }  # fmt: skip
 # The same training, longer or shorter. All other keys: a new training (`training.model_folder.is_finished`).
@@ -28,6 +29,8 @@ _NEEDS = (
     Need("parallel.gpus", lambda one: one.parallel.auto, "parallel.auto", _REFUSED),
     Need("parallel.offload", lambda one: one.parallel.zero_stage and one.parallel.data > 1,
          "parallel.zero_stage 1, 2 or 3 and parallel.data 2 or more", _REFUSED),
+    *(Need(f"train.{key}", lambda one: one.train.optimizer == "muon", "train.optimizer muon", _REFUSED)
+      for key in ("adamw_lr", "muon_momentum")),
     Need("train.cycle_iterations", lambda one: one.train.lr_decay == "cosine", "train.lr_decay cosine", _REFUSED),
     Need("train.cooldown", lambda one: one.train.lr_decay == "wsd", "train.lr_decay wsd", _REFUSED),
     Need("train.cooldown_iterations", lambda one: one.train.lr_decay == "wsd", "train.lr_decay wsd", _REFUSED),

@@ -11,6 +11,8 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 Float32 = Annotated[float, Field(ge=0, le=3e38)]  # stays finite as a float32
 PositiveFloat32 = Annotated[float, Field(gt=0, le=3e38)]
 LARGEST_BATCH = 2**31 - 1
+DOCUMENT_RULES = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+"""Keys of `train` that set documents of a sample apart; a loss is comparable only under the same ones."""
 
 
 def split_shares(split: str) -> list[float]:
@@ -38,8 +40,18 @@ class TrainSettings(Section):
     """Micro-batches per optimiser step and data-parallel rank. 0: from the other two (default: as few as possible)."""
     global_batch_size: Annotated[int, Field(ge=0, le=LARGEST_BATCH)] = 0
     """Samples per optimiser step: micro_batch_size x accumulation x data. 0: that product."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Optimiser of the matrices of the layers: AdamW, or Muon (Jordan et al. 2024), with updates scaled so that AdamW's
+    learning rates and weight decays carry over. AdamW updates everything else."""
     lr: PositiveFloat32 = 1.5e-4
     """Peak learning rate."""
+    adamw_lr: Float32 = 0
+    """muon: peak learning rate of what AdamW updates: embeddings, LayerNorms, biases. Its schedule is that of lr, in
+    proportion. 0: lr."""
+    muon_momentum: Beta = 0.95
+    """muon: decay rate of the momentum, which is Nesterov's."""
+    allow_optimizer_change: bool = False
+    """Continue a checkpoint of AdamW with Muon, whose momentum starts with AdamW's first moment; otherwise refused."""
     min_lr: Float32 = 1e-5
     """Minimum learning rate after the warm-up, at most lr."""
     warmup: Share = 0.01
@@ -59,7 +71,7 @@ class TrainSettings(Section):
     """Iteration at which cosine, linear and wsd reach min_lr; all but constant stay there after it. 0: the last
     iteration. To extend training without changing the schedule, set it to the old last iteration."""
     weight_decay: Float32 = 0.01
-    """AdamW weight decay of the parameters that no_decay does not name."""
+    """Decoupled weight decay of the parameters that no_decay does not name."""
     no_decay: list[str] = ["*.bias", "*ln_*"]
     """Patterns of the names of parameters without weight decay (`wte.weight`, `h.0.attn.c_attn.bias`, `ln_f.weight`):
     biases and LayerNorm by default."""
@@ -99,6 +111,9 @@ class TrainSettings(Section):
     """Proportions of the documents for training, validation and test."""
     reset_position_ids: bool = False
     """Restart positions at 0 after every end-of-text."""
+    reset_attention_mask: bool = False
+    """Let tokens attend only within their document. GPUs use FlashAttention in 16 bits without dropout, and PyTorch's
+    attention with a mask otherwise, which is slower."""
     eod_mask_loss: bool = False
     """Mask the loss where the input is end-of-text, because the next document is unpredictable."""
     readers: Annotated[int, Field(gt=0, le=1024)] = 2

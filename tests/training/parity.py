@@ -72,6 +72,7 @@ class Layout:
     loss: str = "whole"
     vocab_size: int = BYTE_VOCABULARY
     precision: str = "float32"
+    optimizer: str = "adamw"
 
     @property
     def processes(self) -> int:
@@ -84,7 +85,7 @@ class Layout:
     @property
     def single(self) -> "Layout":
         """The single process that this layout is compared with."""
-        return Layout(vocab_size=self.vocab_size, precision=self.precision)
+        return Layout(vocab_size=self.vocab_size, precision=self.precision, optimizer=self.optimizer)
 
     def __str__(self) -> str:
         parts = [f"tp{self.tensor}" + "+sp" * self.sequence] * (self.tensor > 1)
@@ -93,6 +94,7 @@ class Layout:
         parts += [f"{self.recompute} recompute"] * (self.recompute != "none")
         parts += [f"{self.loss} loss"] * (self.loss != "whole")
         parts += [self.precision] * (self.precision != "float32")
+        parts += [self.optimizer] * (self.optimizer != "adamw")
         parts += [f"vocabulary {self.vocab_size:,}"] * (self.vocab_size != BYTE_VOCABULARY)
         return ", ".join(parts) or "single"
 
@@ -103,6 +105,7 @@ class Layout:
         train = {"global_batch_size": 8, "micro_batch_size": 1 if self.data > 2 else 2, "lr": 2e-3}
         train |= {"eps": 1e-4}  # with 1e-8, rounding decides the updates of elements with tiny gradients
         train |= {"recompute": self.recompute, "loss": self.loss, "precision": self.precision, "split": "60,1,0"}
+        train |= {"optimizer": self.optimizer}
         return write_config(
             folder,
             {**MODEL, "vocab_size": self.vocab_size},
@@ -127,6 +130,8 @@ QUICK = [
     Layout(pipeline=2, data=2, zero=2),
     Layout(tensor=2, sequence=True, data=2, zero=2, precision="bfloat16"),
     Layout(pipeline=2, data=2, zero=3, precision="float16"),
+    Layout(tensor=2, sequence=True, data=2, zero=3, optimizer="muon"),
+    Layout(pipeline=2, data=2, optimizer="muon"),
 ]
 _TENSOR = ((1, False), (2, False), (2, True))
 _PIPELINE = ((1, "1f1b"), (2, "1f1b"), (2, "gpipe"), (2, "interleaved_1f1b"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.settings import ModelSettings, TrainSettings
+from common.settings import Experiment, ModelSettings, TrainSettings
 from training.model import GPT2
 from training.optimizer import learning_rate, make_optimizer
 
@@ -71,7 +71,8 @@ def test_parameters_that_no_decay_names_do_not_decay_by_default_those_of_one_dim
     named, given = dict(GPT2(TINY).named_parameters()), {} if patterns is None else {"no_decay": patterns}
     train = TrainSettings(iterations=1, weight_decay=0.5, **given)
     groups = {
-        group["weight_decay"]: list(map(id, group["params"])) for group in make_optimizer(named, train).param_groups
+        group["weight_decay"]: list(map(id, group["params"]))
+        for group in make_optimizer(named, Experiment(model=TINY, train=train)).param_groups
     }
     spared = [id(p) for name, p in named.items() if patterns == ["*"] or (patterns != [] and p.dim() == 1)
               or (patterns and name in ("wte.weight", "wpe.weight"))]  # fmt: skip
@@ -83,7 +84,7 @@ def test_two_steps_equal_the_papers_with_the_configured_betas_eps_and_decay() ->
     """Loshchilov and Hutter 2019, algorithm 2; eps is large so that it shows."""
     train = TrainSettings(iterations=1, lr=0.1, betas=(0.5, 0.75), eps=0.3, weight_decay=0.2)
     matrix, bias = nn.Parameter(torch.full((2, 2), 3.0)), nn.Parameter(torch.full((2,), 3.0))
-    optimizer = make_optimizer({"wte.weight": matrix, "ln_f.bias": bias}, train)
+    optimizer = make_optimizer({"wte.weight": matrix, "ln_f.bias": bias}, Experiment(model=TINY, train=train))
     expected, moments = {0.2: 3.0, 0.0: 3.0}, [0.0, 0.0]
     for step, gradient in enumerate((2.0, -1.0), start=1):
         matrix.grad, bias.grad = torch.full_like(matrix, gradient), torch.full_like(bias, gradient)

@@ -30,7 +30,7 @@ def runs_of(layout: Layout, once: Once) -> tuple[Path, Path]:
     """The folder of this layout's run, and the one that its single process started from."""
 
     def start_of(one: Layout) -> Path:
-        name = f"parity-{one.vocab_size}-{one.precision}"
+        name = f"parity-{one.vocab_size}-{one.precision}-{one.optimizer}"
         return once(name, partial(parity.write_start, single=one.single))
 
     def kind(one: Layout) -> tuple[object, ...]:

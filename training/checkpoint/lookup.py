@@ -117,6 +117,12 @@ def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: B
                 f"{manifest.path}: models.{name}.{section}.{key} is {wanted} in the configuration, but the "
                 f"checkpoint has {saved}; set it back, or train under another name"
             )
+    before, now = manifest.experiment.train.optimizer, experiment.train.optimizer
+    if before != now and not (now == "muon" and experiment.train.allow_optimizer_change):
+        raise CheckpointError(
+            f"{manifest.path}: models.{name}.train.optimizer is {now}, but the checkpoint has the moments of {before}; "
+            f"set it back, or {'set train.allow_optimizer_change' if now == 'muon' else 'train under another name'}"
+        )
 
 
 def prune(

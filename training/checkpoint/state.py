@@ -1,8 +1,8 @@
 """The tensors of a training run as a checkpoint holds them, and how they are loaded into any layout.
 
-They are `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` and `step`, without vocabulary padding, which is zero after a
-load. There is no random state to save: dropout and data order are pure functions of the seed and the position in the
-run.
+They are `model.NAME`, `step` and `exp_avg.NAME`, and, but for Muon's matrices, `exp_avg_sq.NAME`, without vocabulary
+padding, which is zero after a load. There is no random state to save: dropout and data order are pure functions of the
+seed and the position in the run.
 """
 
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ def state_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer) -> T
     """
     tensors: Tensors = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
-        state = optimizer.state[parameter]
-        tensors |= {f"{moment}.{name}": state[moment] for moment in ("exp_avg", "exp_avg_sq")}
-        tensors["step"] = state["step"]  # equal for all parameters
+        moments = dict(optimizer.state[parameter])
+        tensors["step"] = moments.pop("step")  # equal for all parameters
+        tensors |= {f"{moment}.{name}": tensor for moment, tensor in moments.items()}
     return tensors
 
 

@@ -2,7 +2,7 @@
 
     numbers = micro_batches(consumed, micro=4, data_rank=0, data_size=2)
     for batch in threaded_map(partial(read_batch, samples, form), numbers, threads=2, in_flight=16):
-        loss = summed_loss(model(batch.tokens, batch.positions), batch.targets)
+        loss = summed_loss(model(batch.tokens, batch.positions, batch.ends), batch.targets)
 
 `threaded_map` is in `common.workers`.
 """
@@ -10,13 +10,14 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from training.kernels.documents import document_ends
 from training.loss import IGNORED
 
 
@@ -43,6 +44,8 @@ class BatchForm:
     """Id of the token that ends a document."""
     reset_position_ids: bool = False
     """Positions restart at 0 after every end-of-text."""
+    reset_attention_mask: bool = False
+    """Tokens attend within their document."""
     eod_mask_loss: bool = False
     """No loss where the input is end-of-text: the next document cannot be predicted."""
     pinned: bool = False
@@ -58,13 +61,17 @@ class Batch(NamedTuple):
     """(B, T) int64: the next token of each, or IGNORED."""
     positions: Tensor | None
     """(B, T) int64; None for 0 to T - 1 in every sample."""
+    ends: Tensor | None
+    """(B, K) int64: ends of documents (`training.kernels.documents`); None: tokens attend to all before them."""
     counted: int
     """Targets that are not IGNORED."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """The batch with `function` applied to each tensor."""
-        positions = None if self.positions is None else function(self.positions)
-        return Batch(function(self.tokens), function(self.targets), positions, self.counted)
+        tensors: dict[str, Any] = {
+            name: function(tensor) for name, tensor in self._asdict().items() if isinstance(tensor, Tensor)
+        }
+        return self._replace(**tensors)
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device; from pinned memory the copy is asynchronous."""
@@ -87,7 +94,8 @@ def make_batch(tokens: npt.NDArray[np.int64], form: BatchForm) -> Batch:
         begins[:, 1:] = np.maximum.accumulate(np.where(ends, index[1:], 0), axis=1)
         positions = torch.from_numpy(index - begins)
     counted = int(np.count_nonzero(targets != IGNORED))
-    batch = Batch(torch.from_numpy(inputs.copy()), torch.from_numpy(targets), positions, counted)
+    ends = document_ends(inputs, form.end_of_text) if form.reset_attention_mask else None
+    batch = Batch(torch.from_numpy(inputs.copy()), torch.from_numpy(targets), positions, ends, counted)
     return batch.map(Tensor.pin_memory) if form.pinned else batch
 
 
@@ -111,7 +119,7 @@ def prefetch_to_device(steps: Iterable[list[Batch]], device: torch.device) -> It
     def ready(step: list[Batch]) -> list[Batch]:
         stream = torch.cuda.current_stream(device)
         stream.wait_stream(side)
-        for tensor in (tensor for batch in step for tensor in batch[:3] if tensor is not None):
+        for tensor in (tensor for batch in step for tensor in batch if isinstance(tensor, Tensor)):
             tensor.record_stream(stream)  # its memory is not reused before this stream has read it
         return step
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from common.errors import InputError
 from common.settings import DataSettings, ModelSettings, TrainSettings
+from common.settings.training import DOCUMENT_RULES
 from training.dataset.corpus import PARTS, Corpus, Samples, split_documents
 
 MAX_PERIOD = 1 << 20
@@ -155,7 +156,7 @@ def open_splits(datasets: Sequence[DataSettings], train: TrainSettings, model: M
     for source in datasets:
         corpus = Corpus.open(source.prefix)
         corpus.check_vocabulary(model.vocab_size, f"models.{name}.model.vocab_size")
-        for key in ("reset_position_ids", "eod_mask_loss"):
+        for key in DOCUMENT_RULES:
             if getattr(train, key):
                 corpus.check_end_of_text(f"models.{name}.train.{key}")
         ends.setdefault(corpus.end_of_text, source.prefix)

@@ -68,7 +68,7 @@ def sum_of_losses(
 
 def _batch_loss(model: GPT2, batch: Batch) -> Tensor:
     """Loss in nats summed over the targets of a batch, on the model's device: ()."""
-    return summed_loss(model.eval()(batch.tokens, batch.positions), batch.targets)
+    return summed_loss(model.eval()(batch.tokens, batch.positions, batch.ends), batch.targets)
 
 
 class Window(NamedTuple):

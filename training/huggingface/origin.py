@@ -15,6 +15,7 @@ from common import run_card
 from common.errors import CheckpointError, InputError
 from common.files import digest, read_json, write_json
 from common.folders import first_foreign_file
+from common.settings.training import DOCUMENT_RULES
 
 NAME = "training.json"
 CARD = run_card.NAME
@@ -35,7 +36,7 @@ _FORMAT = 1
 class Origin:
     """Where the weights of a folder come from; None for what is not known."""
 
-    _FACTS: ClassVar = ("split", "data", "reset_position_ids", "eod_mask_loss")
+    _FACTS: ClassVar = ("split", "data", *DOCUMENT_RULES)
 
     iteration: int | None = None
     """Optimiser steps of the run."""
@@ -47,6 +48,8 @@ class Origin:
     """Identity of the training data, as in the checkpoint's manifest."""
     reset_position_ids: bool | None = None
     """The run's train.reset_position_ids."""
+    reset_attention_mask: bool | None = None
+    """The run's train.reset_attention_mask."""
     eod_mask_loss: bool | None = None
     """The run's train.eod_mask_loss."""
 
@@ -114,7 +117,7 @@ def read_origin(folder: Path) -> Origin | None:
     """Where the weights of a folder of ours come from; None if it is not recorded."""
     raw = _read(folder)
     kinds = {"iteration": int, "consumed_samples": int, "split": str, "data": str}
-    kinds |= {"reset_position_ids": bool, "eod_mask_loss": bool}
+    kinds |= dict.fromkeys(DOCUMENT_RULES, bool)
     return Origin(**{key: raw[key] for key, kind in kinds.items() if type(raw.get(key)) is kind}) if raw else None
 
 

@@ -44,7 +44,7 @@ def kv_cache(model: GPT2, rows: int, length: int) -> Iterator[NextLogits]:
     visible = positions  # (B, 1, T, S) attention mask, True where a token may attend
     growing: list[int] = []  # numbers of the texts in the cache
 
-    def attend(cache: list[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(cache: list[Tensor], q: Tensor, k: Tensor, v: Tensor, _ends: None) -> Tensor:
         """(B, nh, T, hs) three times -> (B, nh, T, hs)."""
         keys, values = cache
         keys[row, :, positions] = k.transpose(1, 2)  # (B, nh, T, hs) -> (B, T, nh, hs)

@@ -19,13 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from training.kernels.documents import document_attention
 from training.kernels.gelu import bias_gelu
 from training.kernels.heads import Heads, heads_of, split_heads
 from training.kernels.library import selected
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, p: float) -> Tensor:
-    """softmax(q k^T / sqrt(hs)) v with a causal mask: (B, nh, T, hs) three times -> (B, nh, T, hs)."""
+def attention(q: Tensor, k: Tensor, v: Tensor, p: float, ends: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(hs)) v with a causal mask: (B, nh, T, hs) three times -> (B, nh, T, hs).
+
+    With `ends`, (B, K), within documents (`training.kernels.documents`).
+    """
+    if ends is not None:
+        return document_attention(q, k, v, p, ends)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
 
 

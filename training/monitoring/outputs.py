@@ -47,7 +47,7 @@ def next_logits(session: Session, text: Sequence[int]) -> Tensor:
     window = [*text][-experiment.model.seq_len :]
     row = torch.tensor(window + [0] * (experiment.model.seq_len - len(window)))
     tokens = row.expand(experiment.train.micro_batch_size, -1)
-    batch = Batch(tokens, torch.full_like(tokens, IGNORED), None, 0)
+    batch = Batch(tokens, torch.full_like(tokens, IGNORED), None, None, 0)
     micro_batches = [batch] * (experiment.accumulation if session.pipeline else 1)
     found = _compute(session, micro_batches, lambda head, x, weight, _: head.logits_at(len(window) - 1, x, weight))
     data_rank = coordinates(session.mesh)[1]

@@ -95,16 +95,16 @@ def compile_method(owner: nn.Module, name: str, modules: list[nn.Module]) -> Non
 
 def fuse_residual_norm(block: Any) -> None:
     """Let `add_dropout_norm`, where it is selected, compute a layer's first sum and second LayerNorm; in place."""
-    plain: Callable[[Tensor], Tensor] = block.forward
+    plain: Callable[..., Tensor] = block.forward
 
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Tensor, ends: Tensor | None = None) -> Tensor:
         if not selected("add_dropout_norm", x):
-            return plain(x)
+            return plain(x, ends)
         p = block.drop.p if block.training else 0.0
         # a seed and an offset from the device's generator, which recomputation rewinds
         seed = torch.randint(2**62, (2,), device=x.device) if p else None
         weight, bias = (local_shard(each).to(x.dtype) for each in (block.ln_2.weight, block.ln_2.bias))
-        x, y = add_dropout_norm(x, block.attn(block.ln_1(x)), p, seed, weight, bias, block.ln_2.eps)
+        x, y = add_dropout_norm(x, block.attn(block.ln_1(x), ends), p, seed, weight, bias, block.ln_2.eps)
         out: Tensor = x + block.drop(block.mlp(y))
         return out
 
@@ -161,6 +161,7 @@ _SAVED = frozenset(
         _aten._scaled_dot_product_efficient_attention.default,
         _aten._scaled_dot_product_cudnn_attention.default,
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.torch_attn._varlen_attn.default,
         RANK_ATTENTION,
         torch.ops._c10d_functional.all_reduce.default,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,

@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from common.settings import ParallelSettings
 from training.dataset.batches import Batch
+from training.kernels.documents import concatenated
 from training.loss import LossHead
 from training.model import GPT2
 from training.parallel.dtensor import local_shard
@@ -41,14 +42,15 @@ class Stage(nn.Module):
         positions: Tensor | None = None,
         targets: Tensor | None = None,
         factor: Tensor | None = None,
+        ends: Tensor | None = None,
     ) -> Tensor:
         """(B, T) tokens, or (B, T, C) from the stage before -> (B, T, C), or the summed loss, shape (1,).
 
-        The loss of each sample is multiplied by its `factor`, (B,).
+        The loss of each sample is multiplied by its `factor`, (B,). `ends`, (B, K): of documents, if they are apart.
         """
         if self.first:
             x = self.embed(x, positions)
-        x = self.model.blocks(x)
+        x = self.model.blocks(x, ends)
         return self.loss(x, targets, factor) if self.last else x
 
     def keep_rounded_weights(self) -> None:
@@ -152,6 +154,8 @@ class Pipeline:
             arguments.append(torch.cat([batch.tokens for batch in batches]))
             if batches[0].positions is not None:
                 options["positions"] = torch.cat([batch.positions for batch in batches if batch.positions is not None])
+        if batches[0].ends is not None:
+            options["ends"] = concatenated([batch.ends for batch in batches if batch.ends is not None])
         if self.last:
             options["targets"] = torch.cat([batch.targets for batch in batches])
             options |= {"target": options["targets"], "losses": losses}

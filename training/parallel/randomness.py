@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
 from common.seeds import derive_seed
+from training.kernels.documents import document_mask
 from training.model import Attention, AttentionCore
 
 _STEP = 0x9E3779B97F4A7C15  # odd, so that different ranks have different seeds
@@ -65,16 +66,18 @@ class RankAttentionCore(AttentionCore):
         super().__init__(dropout)
         self.rank, self.kernel = rank, kernel
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """(B, nh, T, hs) three times -> (B, nh, T, hs)."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, ends: Tensor | None = None) -> Tensor:
+        """(B, nh, T, hs) three times, (B, K) -> (B, nh, T, hs)."""
         if not self.training:
-            return super().forward(q, k, v)
-        if q.is_cuda and self.kernel in FUSED and q.shape[-1] % 8 == 0:
+            return super().forward(q, k, v, ends)
+        if ends is None and q.is_cuda and self.kernel in FUSED and q.shape[-1] % 8 == 0:
             out: Tensor = rank_attention(q, k, v, self.dropout, self.rank, self.kernel)[0]
             return out
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, nh, T, T)
-        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        weights = scores.masked_fill(~causal, -torch.inf).softmax(dim=-1, dtype=torch.float32)
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        if ends is not None:
+            visible = document_mask(ends, len(visible))
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1, dtype=torch.float32)
         kept = rank_uniform(weights, self.rank) >= self.dropout
         return torch.where(kept, weights / (1 - self.dropout), 0.0).to(v.dtype) @ v
 

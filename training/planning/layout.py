@@ -20,6 +20,8 @@ class Workload:
     """Layers, embedding and loss are compiled."""
     loss: str = "auto"
     """train.loss."""
+    optimizer: str = "adamw"
+    """train.optimizer."""
 
     @classmethod
     def of(cls, experiment: Experiment, machine: Machine) -> Self:
@@ -27,7 +29,7 @@ class Workload:
         train = experiment.train
         precision = machine.precision if train.precision == "auto" else train.precision
         compiled = machine.device == "cuda" if train.compile == "auto" else train.compile != "none"
-        return cls(experiment.model, precision, compiled, train.loss)
+        return cls(experiment.model, precision, compiled, train.loss, train.optimizer)
 
     @property
     def element(self) -> int:

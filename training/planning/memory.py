@@ -18,10 +18,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from common.settings import ModelSettings
+from training.moments import ADAMW, moments_of
 from training.parallel.sizes import EAGER_ELEMENTS, loss_parts, padded_vocab_size, stage_layers
 from training.planning.layout import Layout, Term, Workload
 from training.planning.machines import GIB, Machine
-from training.tensors import LAYER_LEAVES, ROOT_LEAVES, Sizes
+from training.tensors import LAYER_LEAVES, QKV, ROOT_LEAVES, Sizes
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits and loss", "communication", "context")
 
@@ -39,11 +40,18 @@ class Shards(NamedTuple):
     layer: int
     root: int
     """Embeddings and the last LayerNorm: FSDP's root group."""
+    matrices: int
+    """The matrices of a layer."""
 
     @property
     def total(self) -> int:
         """All elements."""
         return self.layers * self.layer + self.root
+
+    def moments(self, optimizer: str) -> int:
+        """Elements of the moments that an optimiser keeps."""
+        matrix = len(moments_of(LAYER_LEAVES[f"{QKV}.weight"], optimizer))
+        return len(ADAMW) * self.total + (matrix - len(ADAMW)) * self.layers * self.matrices
 
 
 def held(model: ModelSettings, layout: Layout, rank: int, ranks: int = 1) -> Shards:
@@ -59,7 +67,9 @@ def held(model: ModelSettings, layout: Layout, rank: int, ranks: int = 1) -> Sha
     if model.n_layer % stages:
         layers = sum(map(len, stage_layers(model.n_layer, stages)[rank :: layout.pipeline]))
     layer = _elements(tuple(LAYER_LEAVES), sizes, layout.tensor, ranks)
-    return Shards(layers, layer, _elements(root, sizes, layout.tensor, ranks))
+    matrices = tuple(name for name, leaf in LAYER_LEAVES.items() if leaf.conv1d)
+    of_root, of_matrices = (_elements(names, sizes, layout.tensor, ranks) for names in (root, matrices))
+    return Shards(layers, layer, of_root, of_matrices)
 
 
 @lru_cache(maxsize=4096)  # the search asks ten thousand times
@@ -213,7 +223,8 @@ def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> 
         multiplied = 12 * whole.layers * workload.model.n_embd**2 // layout.tensor + last * _head(workload, layout)
         rounded = float(workload.element * multiplied)
     owned = float(kept * mine.total)
-    phase = MemoryPhase(owned, 2 * owned, received * layer.stream, rounded, 0.0)
+    moments = float(kept * mine.moments(workload.optimizer))
+    phase = MemoryPhase(owned, moments, received * layer.stream, rounded, 0.0)
 
     before = 0.0  # sums of the micro-batches before; none while all of them are in flight
     if count > flying:
@@ -250,7 +261,7 @@ def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> 
 
 _NAMES = {  # part and name of each field of MemoryPhase (ZeRO: Rajbhandari et al. 2020, section 5)
     "parameters": ("parameters", "float32 parameters"),
-    "moments": ("optimizer", "AdamW's two moments"),
+    "moments": ("optimizer", "moments: AdamW's two, Muon's one"),
     "buffers": ("communication", "what a pipeline receives"),
     "rounded": ("parameters", "matrices in the type of the products"),
     "gradients": ("gradients", "summed gradients, float32"),

@@ -90,6 +90,7 @@ def speed_terms(workload: Workload, layout: Layout, machine: Machine) -> list[Te
         Term("pipeline communication", accumulation * send, "activations and their gradients"),
         *_data_parallel(layout, sent, busy / 3),
         *_update(layout, shards, _memory_rate(machine)),
+        *(_newton_schulz(workload, layout, machine, sent, shards.layers) if workload.optimizer == "muon" else ()),
     ]
     return [term for term in terms if term.value]
 
@@ -203,4 +204,22 @@ def _update(layout: Layout, shards: Shards, memory_rate: float) -> list[Term]:
     return [
         Term("optimizer", _ADAMW * parameters / _HOST_LINK, "norm, clipping, AdamW on the host"),
         Term("offload", crossed, "shards to and from the host"),
+    ]
+
+
+def _newton_schulz(workload: Workload, layout: Layout, machine: Machine, sent: Traffic, layers: int) -> list[Term]:
+    """Muon's Newton-Schulz, spread over the ranks of a stage in whole matrices, and the all-to-alls around it.
+
+    Five iterations of 4 m^2 n + 2 m^3 operations, (m, n) with m <= n: per layer q, k, v and the projection of attention
+    (h, h), and two of (h, 4h). The ranks send shards twice in the type of the products.
+    """
+    width, ranks = workload.model.n_embd, layout.tensor * layout.data
+    flops = 5 * (4 * 6 + 2 * 18) * width**3 * layers  # 6 m^3 for each square one, 18 m^3 for each of the MLP
+    rate = PRODUCTS * machine.peak_flops(workload.precision)
+    spread = min(ranks, 4 * layers)  # matrices are not split
+    members = sent.data_ranks if layout.data > 1 else sent.tensor_ranks
+    moved = 2 * workload.element * 12 * width**2 * layers / ranks * (ranks - 1) / ranks
+    return [
+        Term("optimizer", flops / rate / spread, "Newton-Schulz"),
+        Term("optimizer", moved / members.bandwidth, "shards of matrices to and from their ranks"),
     ]

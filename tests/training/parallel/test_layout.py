@@ -20,7 +20,7 @@ def run_layouts(folder: Path, parallel: dict[str, Any], *runs: dict[str, Any], d
     configs = [
         make_run(folder / str(number), model=model, parallel=parallel, train=train) for number, train in enumerate(runs)
     ]
-    size = parallel.get("data", 1) * parallel.get("tensor", 1)
+    size = math.prod(parallel.get(axis, 1) for axis in ("data", "tensor", "pipeline"))
     if size == 1:
         return [[steps(config, ALONE)] for config in configs]
     launch_ok(size, "tests.training.worker", *configs)
@@ -29,13 +29,20 @@ def run_layouts(folder: Path, parallel: dict[str, Any], *runs: dict[str, Any], d
     ]
 
 
-def test_two_by_two_processes_equal_one_with_separated_documents(tmp_path: Path) -> None:
-    """The number of masked targets differs between ranks and micro-batches."""
-    apart = {"reset_position_ids": True, "eod_mask_loss": True}
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"data": 2, "tensor": 2, "sequence_parallel": True},
+        {"data": 2, "pipeline": 2, "zero_stage": 3},
+    ],
+)
+def test_two_by_two_processes_equal_one_with_separated_documents(tmp_path: Path, parallel: dict[str, Any]) -> None:
+    """The numbers of documents and of masked targets differ between ranks and micro-batches."""
+    apart = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True, "recompute": "full"}
     ((single,),) = run_layouts(tmp_path / "1", {}, apart)
     assert single["loss"][0] == pytest.approx(math.log(257), rel=0.02)
     assert single["loss"][-1] < single["loss"][0] - 0.1
-    (ranks,) = run_layouts(tmp_path / "4", {"data": 2, "tensor": 2, "sequence_parallel": True}, apart)
+    (ranks,) = run_layouts(tmp_path / "4", parallel, apart)
     for seen in ranks:
         for name in ("loss", "valid", "norm"):
             assert seen[name] == pytest.approx(single[name], rel=TOLERANCE), name

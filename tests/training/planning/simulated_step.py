@@ -135,7 +135,9 @@ def simulate(experiment: Experiment, rank: int) -> dict[str, int]:
         stack.enter_context(storages)
         session = open_session(experiment, World(rank, size, ALONE.device), mesh)
         tokens = torch.zeros((experiment.train.micro_batch_size, experiment.model.seq_len), dtype=torch.long)
-        batches = [Batch(tokens.clone(), tokens.clone(), None, tokens.numel()) for _ in range(experiment.accumulation)]
+        batches = [
+            Batch(tokens.clone(), tokens.clone(), None, None, tokens.numel()) for _ in range(experiment.accumulation)
+        ]
         for _ in range(2):  # the first step allocates buffers
             gc.collect()
             storages.peak = storages.held
