@@ -211,14 +211,17 @@ def _newton_schulz(workload: Workload, layout: Layout, machine: Machine, sent: T
     """Muon's Newton-Schulz, spread over the ranks of a stage in whole matrices, and the all-to-alls around it.
 
     Five iterations of 4 m^2 n + 2 m^3 operations, (m, n) with m <= n: per layer q, k, v and the projection of attention
-    (h, h), and two of (h, 4h). The ranks send shards twice in the type of the products.
+    (h, h), and two of (h, 4h). Shards go to the ranks of their matrices and the results to all that hold a part, in the
+    type of the products: with ZeRO 0 the results alone, but to all data ranks.
     """
     width, ranks = workload.model.n_embd, layout.tensor * layout.data
     flops = 5 * (4 * 6 + 2 * 18) * width**3 * layers  # 6 m^3 for each square one, 18 m^3 for each of the MLP
     rate = PRODUCTS * machine.peak_flops(workload.precision)
     spread = min(ranks, 4 * layers)  # matrices are not split
     members = sent.data_ranks if layout.data > 1 else sent.tensor_ranks
-    moved = 2 * workload.element * 12 * width**2 * layers / ranks * (ranks - 1) / ranks
+    parts = layout.tensor * (layout.data if layout.zero_stage else 1)
+    shares = (parts - 1) / parts / ranks + (ranks - 1) / ranks / parts  # of all matrices: what a rank receives
+    moved = workload.element * 12 * width**2 * layers * shares
     return [
         Term("optimizer", flops / rate / spread, "Newton-Schulz"),
         Term("optimizer", moved / members.bandwidth, "shards of matrices to and from their ranks"),
