@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.numerics import assert_close
 from tests.training.kernels.conftest import run_backwards
 from tests.training.kernels.helpers import DTYPES, draw, place, some_examples
-from training.kernels.heads import heads_of, split_heads
+from training.kernels.ops import heads_of, split_heads
 
 
 @example(samples=1, tokens=1, heads=1, size=1, dtype=DTYPES[0], backwards=False)
