@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.training.helpers import Capsys, make_session, step_batches
+from tests.training.helpers import make_session, step_batches
 from training.dataset.batches import BatchForm
-from training.evaluation.scoring import forecast, sum_of_losses
+from training.evaluation.scoring import sum_of_losses
 from training.inference.load import model_from_weights
 from training.step import train_step, validate
 
@@ -42,10 +41,3 @@ def test_validation_scores_the_samples_asked_for_however_they_are_batched(tmp_pa
         model = model_from_weights(settings, weights)
         total, counted = sum_of_losses(model, session.plan.data.valid, range(11), 3, BatchForm(256))
         assert counted == 11 * 16 and found == pytest.approx(total / counted, rel=1e-6)
-
-
-def test_the_first_batches_say_how_long_all_will_take(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter((5.0, 11.0))  # after the first batch and after three more
-    monkeypatch.setattr("training.evaluation.scoring.time.monotonic", lambda: next(times))
-    assert list(forecast(range(1000), 1000, torch.device("cpu"))) == list(range(1000))
-    assert capsys.readouterr().err == "note: the evaluation of 1,000 batches will take about 0:33:20\n"
