@@ -52,13 +52,8 @@ BUDGET = 180.0
 _GAIN = 0.99  # a kernel must save 1 % of its part's time: repeated measurements differ by less
 
 
-class AttentionShape(NamedTuple):
-    """The size of one layer's attention on one rank."""
-
-    samples: int
-    heads: int
-    tokens: int
-    head_size: int
+AttentionShape = tuple[int, int, int, int]
+"""(B, nh, T, hs): samples, heads, tokens and head size of one layer's attention on one rank."""
 
 
 def choose_operations(experiment: Experiment, world: World, folder: Path, seconds: float | None = 0.0) -> None:
@@ -74,12 +69,12 @@ def choose_operations(experiment: Experiment, world: World, folder: Path, second
     if world.device.type != "cuda":
         return
     heads, head_size = model.n_head // parallel.tensor, model.n_embd // model.n_head
-    shape = AttentionShape(train.micro_batch_size, heads, model.seq_len, head_size)
+    shape = (train.micro_batch_size, heads, model.seq_len, head_size)
     dtype = precision_type(train.precision, world.device)
     key = {
         "device": torch.cuda.get_device_name(world.device),
         "torch": torch.__version__,
-        "shape": shape._asdict(),
+        "shape": dict(zip(("samples", "heads", "tokens", "head_size"), shape, strict=True)),
         "tensor": parallel.tensor,
         "dtype": str(dtype),
         "dropout": model.dropout,
@@ -167,7 +162,8 @@ def fastest(times: dict[str, float], deterministic: bool = False) -> str:
 
 def _time_attention(shape: AttentionShape, dtype: torch.dtype, dropout: float) -> float:
     # as the model makes them: heads are slices of one (B, T, 3C) product
-    qkv = torch.randn(shape.samples, shape.tokens, shape.heads, 3, shape.head_size, dtype=dtype, device="cuda")
+    samples, heads, tokens, head_size = shape
+    qkv = torch.randn(samples, tokens, heads, 3, head_size, dtype=dtype, device="cuda")
     q, k, v = (part.requires_grad_() for part in qkv.transpose(1, 2).unbind(dim=3))
     gradient = torch.randn_like(q)
 

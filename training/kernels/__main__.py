@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from common import cli
 from common.console import say, text_table
 from common.errors import KernelError
-from training.kernels.build import build, cache_folder, nvcc
+from training.kernels.build import build, nvcc
 
 
 def build_library() -> int:
@@ -26,7 +26,7 @@ def build_library() -> int:
 
     compiler = nvcc(capability() if torch.cuda.is_available() else 0)
     begun = time.monotonic()
-    existed = compiler.library(cache_folder()).exists()
+    existed = compiler.library.exists()
     path = build(compiler)
     took = "was there already" if existed else f"compiled in {time.monotonic() - begun:.0f} s"
     say(f"{path}: {took}, for {compiler.target}")

@@ -37,10 +37,11 @@ class Compiler:
     target: str
     """What it compiles for, part of the library's name: sm_80, all-major, host."""
 
-    def library(self, folder: Path) -> Path:
+    @property
+    def library(self) -> Path:
         """The path of its library, named after everything that it depends on. Raises KernelError if it does not run."""
-        key = _digest(_source_key(), _version(self.path), self.path, *self.flags)
-        return folder / f"{_stem()}{self.target}-{key}.so"
+        key = _digest(_version(self.path), self.path, *self.flags)
+        return cache_folder() / f"{_stem()}{self.target}-{key}.so"
 
 
 def cache_folder() -> Path:
@@ -94,8 +95,8 @@ def build(compiler: Compiler, limit: float = _LIMIT) -> Path:
     Raises KernelError with the compiler's first error, after `limit` seconds of compiling, and where the cache folder
     cannot be written.
     """
-    folder = cache_folder()
-    library = compiler.library(folder)
+    library = compiler.library
+    folder = library.parent
     if library.exists():
         return library
     try:
@@ -136,12 +137,10 @@ def _sources() -> list[Path]:
 
 
 @cache
-def _source_key() -> str:
-    return _digest(*(f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in _sources()))
-
-
 def _stem() -> str:
-    return f"kernels-{_source_key()}-"
+    """How the names of libraries from these sources begin."""
+    texts = [f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in _sources()]
+    return f"kernels-{_digest(*texts)}-"
 
 
 def _digest(*texts: str) -> str:

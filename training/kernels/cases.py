@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from common.errors import KernelError
 from training.kernels import library
-from training.kernels.adamw import Hyper, Tensors, adamw_, sum_of_squares
+from training.kernels.adamw import Hyper, adamw_, sum_of_squares
 from training.kernels.ops import bias_gelu, split_heads
 from training.kernels.residual import add_dropout_norm
 from training.tensors import Sizes, all_names, leaf_of
@@ -142,12 +142,14 @@ def _adamw(shapes: Shapes, device: torch.device) -> Case:
         parameters, gradients, first, second = (drawn[which::4] for which in range(4))
         return [parameters, gradients, first, [tensor.square_() for tensor in second]]
 
-    def forward(parameters: Tensors, gradients: Tensors, first: Tensors, second: Tensors) -> tuple[Tensor, ...]:
+    def forward(*lists: list[Tensor]) -> tuple[Tensor, ...]:
+        parameters, gradients, first, second = lists
         hyper = Hyper(rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, step=10)
         adamw_(parameters, gradients, first, second, [0.1] * len(sizes), factor, hyper)
         return (*parameters, *first, *second)
 
-    def plain(parameters: Tensors, gradients: Tensors, first: Tensors, second: Tensors) -> tuple[Tensor, ...]:
+    def plain(*lists: list[Tensor]) -> tuple[Tensor, ...]:
+        parameters, gradients, first, second = lists
         steps = [torch.tensor(10.0, device=device)] * len(sizes)
         torch._foreach_mul_(gradients, factor)
         torch._fused_adamw_(

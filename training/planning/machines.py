@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -145,11 +145,9 @@ def this_cpu(processes: int, threads: int = 0, env: Mapping[str, str] = os.envir
 
 def this_gpu(device_name: str, memory: int, own: Mapping[str, GpuSettings], per_node: int) -> Machine:
     """GPUs by the name and the bytes that torch reports; of no known kind, the one of the most similar memory."""
-    known = gpu_of_device(device_name, own)
-    similar = min(known_gpus().items(), key=lambda item: abs(item[1].memory_gib * GIB - memory))
-    name = known[0] if known else similar[0]
-    found = machine(name, own if known else {}, per_node)
-    return replace(found, memory=memory, name=found.name if known else UNKNOWN)
+    similar = min(known_gpus().values(), key=lambda gpu: abs(gpu.memory_gib * GIB - memory))
+    name, gpu = gpu_of_device(device_name, own) or (UNKNOWN, similar)
+    return Machine(name, memory, gpu, per_node)
 
 
 def available_memory(env: Mapping[str, str] = os.environ) -> int:
