@@ -99,13 +99,10 @@ def test_with_one_output_used_gradients_are_the_references(device: torch.device)
             assert_close(mine + torch.zeros_like(expected), expected + torch.zeros_like(mine), terms=4 + 16)
 
 
-def test_the_known_answers_of_philox_are_found() -> None:
+def test_the_known_answers_of_philox_are_found_and_their_halves_are_the_draws_of_a_mask() -> None:
     for counter, key, expected in KNOWN:
         c0, c1, c2, c3, k0, k1 = (torch.tensor(int(word, 16)) for word in f"{counter} {key}".split())
         assert [f"{int(word):08x}" for word in philox((c0, c1, c2, c3), (k0, k1))] == expected.split()
-
-
-def test_the_draws_of_a_mask_are_the_halves_of_the_known_answer() -> None:
     draws = [int(half, 16) for word in KNOWN[0][2].split() for half in (word[4:], word[:4])]
     for p in (0.2, 0.5, 0.8):
         mask = dropout_mask(torch.Size([8]), p, torch.zeros(2, dtype=torch.int64))
