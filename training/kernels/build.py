@@ -24,7 +24,6 @@ SOURCES = Path(__file__).parent / "csrc"
 FOLDER_VARIABLE = "URLS_TO_GPT2_KERNELS"
 _EVERY = "all-major"  # every generation that nvcc knows, and PTX for later ones
 _FLAGS = ("-std=c++17", "-O3", "-shared", "--threads", "0", "-Xcompiler", "-fPIC")
-_HOST_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas")
 _LIMIT = 600.0  # seconds of a compilation, which takes half a minute on a slow machine
 
 
@@ -73,14 +72,6 @@ def nvcc(capability: int = 0) -> Compiler:
     target = f"sm_{capability}" if capability else _EVERY
     libraries = Path(path).parent.parent / "lib"  # of pip's, which expects a lib64 that it lacks
     return Compiler(path, (*_FLAGS, f"-L{libraries}", f"-arch={target}"), target)
-
-
-def host_compiler() -> Compiler:
-    """g++, for libraries that run the kernels on the CPU. Raises KernelError if there is none."""
-    path = shutil.which("g++")
-    if path is None:
-        raise KernelError("no g++ on $PATH")
-    return Compiler(path, _HOST_FLAGS, "host")
 
 
 def find_libraries(capability: int) -> list[Path]:

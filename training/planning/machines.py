@@ -136,11 +136,12 @@ def machine_of_job(experiment: Experiment, cluster: ClusterSettings) -> Machine 
     return cpu_machine(tasks, memory, _USUAL_CORE * tasks * (cluster.cpus_per_task or 1)) if memory else None
 
 
-def this_cpu(processes: int, threads: int = 0, env: Mapping[str, str] = os.environ) -> Machine:
+def this_cpu(processes: int, threads: int = 0) -> Machine:
     """This machine's CPUs, shared by the processes of a job with `threads` each; 0: an equal share of all cores."""
-    cores = max(available_cpus(), int(env.get("SLURM_CPUS_ON_NODE") or 0))  # srun may grant a process its own alone
+    granted = int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)  # srun may grant a process its own cores alone
+    cores = max(available_cpus(), granted)
     used = min(cores, processes * threads) if threads else cores
-    return cpu_machine(processes, available_memory(env), _USUAL_CORE * used)
+    return cpu_machine(processes, available_memory(), _USUAL_CORE * used)
 
 
 def this_gpu(device_name: str, memory: int, own: Mapping[str, GpuSettings], per_node: int) -> Machine:
