@@ -16,7 +16,6 @@ results of each kernel with PyTorch's, then times its part of the step with and 
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.console import say
-from common.errors import ConfigError, InputError, KernelError
+from common.errors import ConfigError, KernelError
 from common.files import read_json, write_json
 from common.settings import Experiment, ParallelSettings
 from training.kernels import library
@@ -85,7 +84,8 @@ def choose_operations(experiment: Experiment, world: World, folder: Path, second
     path = folder / "operations.json"
 
     def choose() -> dict[str, Any]:
-        if recorded := _recorded(path, key):
+        recorded: dict[str, Any] = read_json(path) if path.exists() else {}
+        if recorded.get("subject") == key:
             return recorded
         attention, times = _choose_attention(experiment, shape, dtype)
         use_attention(attention)  # the timed blocks have it, too
@@ -99,15 +99,6 @@ def choose_operations(experiment: Experiment, world: World, folder: Path, second
     failed = bool(chosen["kernels"]) and library.prepare(report=world.rank == 0) != ""
     # all ranks use the same kernels, or replicas would drift apart
     library.select([] if any(all_gather(failed)) else chosen["kernels"])
-
-
-def _recorded(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    """The choice of an earlier start with the same key; None if there is none."""
-    with suppress(OSError, InputError, KeyError, TypeError):
-        recorded = read_json(path)
-        if recorded["subject"] == key and {"attention", "kernels"} <= recorded.keys():
-            return dict(recorded)
-    return None
 
 
 # ---------------------------------------------------------------------------------------------------------- attention

@@ -27,9 +27,7 @@ from corpus.index.documents import DocumentTable, Row
 from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples, Span, split_documents
 from training.dataset.order import Order, read_order, write_order
-from training.model_folder import checkpoint_folders, iteration_of
-
-_TAIL = 1 << 14  # bytes at the end of train.csv that hold its last row
+from training.model_folder import checkpoint_folders, iteration_of, newest_iteration
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,8 @@ class Trace:
         starts = {int(row["iteration"]): int(row["consumed_samples"]) for row in read_rows(folder / "starts.csv")}
         starts = dict(sorted(({0: 0} | starts).items()))
         self._iterations, self._consumed = list(starts), list(starts.values())
-        self.trained = max([_last_row(folder), *map(iteration_of, checkpoint_folders(folder)[:1])])
+        logged = max((int(row["iteration"]) for row in read_rows(folder / "train.csv")), default=0)
+        self.trained = max(logged, newest_iteration(folder))
         self.consumed = self.consumed_after(self.trained)
         self._orders: dict[tuple[int, int], Order] = {}
 
@@ -213,15 +212,3 @@ class Trace:
     def checkpoint_before(self, iteration: int) -> Path | None:
         """The newest checkpoint of a smaller iteration."""
         return next((path for path in checkpoint_folders(self.folder) if iteration_of(path) < iteration), None)
-
-
-def _last_row(folder: Path) -> int:
-    """The iteration of the last row of train.csv; 0 if there is none."""
-    path = folder / "train.csv"
-    if not path.is_file():
-        return 0
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL))
-        lines = file.read().rpartition(b"\n")[0].splitlines()
-    last = lines[-1].partition(b",")[0] if lines else b""
-    return int(last) if last.isdigit() else 0

@@ -176,7 +176,7 @@ def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
 def _slurm_limits(env: Mapping[str, str]) -> Iterator[int]:
     """The memory that Slurm granted to this job on this node, in MB; 0 stands for all of it."""
     if "SLURM_JOB_ID" in env:
-        with suppress(ValueError):
-            yield int(env.get("SLURM_MEM_PER_NODE", "0")) << 20
-        with suppress(ValueError):
-            yield int(env.get("SLURM_MEM_PER_CPU", "0")) * int(env.get("SLURM_CPUS_ON_NODE", "0")) << 20
+        per_node, per_cpu, cpus = (
+            int(env.get(f"SLURM_{name}") or 0) for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")
+        )
+        yield from (per_node << 20, per_cpu * cpus << 20)
