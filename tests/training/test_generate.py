@@ -65,7 +65,7 @@ class Terminal(io.StringIO):
         return super().write(text)
 
 
-@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("samples", [1, 9])  # more than a batch
 def test_a_terminal_shows_the_same_text_as_a_pipe_as_it_is_generated(
     checkpoint: Path, tmp_path: Path, samples: int, capsys: Capsys, monkeypatch: Patch
 ) -> None:
