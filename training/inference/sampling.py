@@ -19,7 +19,7 @@ from training.inference.kv_cache import kv_cache
 from training.model import GPT2
 
 Show = Callable[[str], None]
-"""Called with the first text after each of its tokens: always a prefix of the text that is yielded at the end."""
+"""Called with the first text of a batch after each of its tokens: a prefix of the text that is yielded at the end."""
 
 _SEEDS = 2**64
 _BATCH = 8  # texts per batch; at 124M a text of 1,024 tokens keeps 75 MB of keys and values
@@ -115,8 +115,7 @@ def generate(
         for prompt, tokens in zip(prompts, encoded, strict=True)
         for sample in range(samples)
     ]
-    batches = enumerate(batched(requests, _BATCH))
-    texts = (_generate_batch(model, tokenizer, batch, options, None if number else show) for number, batch in batches)
+    texts = (_generate_batch(model, tokenizer, batch, options, show) for batch in batched(requests, _BATCH))
     return chain.from_iterable(texts)
 
 
