@@ -11,18 +11,6 @@ Exit codes: 0 done, 2 bad input (one line on stderr, no traceback), 130 interrup
 SIGHUP. These signals raise an exception, so that temporary files are removed and worker processes end.
 """
 
-from common.cli.option_types import (
-    any_files,
-    checkpoint_path,
-    input_path,
-    lists,
-    new_folder,
-    output_file,
-    output_folder,
-    output_prefix,
-    positive_int,
-    shards,
-)
 from common.cli.options import (
     add_input,
     add_known,
@@ -36,5 +24,17 @@ from common.cli.options import (
     output_shards,
     read_settings,
 )
-from common.cli.parsing import parser
+from common.cli.parsing import (
+    any_files,
+    checkpoint_path,
+    input_path,
+    lists,
+    new_folder,
+    output_file,
+    output_folder,
+    output_prefix,
+    parser,
+    positive_int,
+    shards,
+)
 from common.cli.running import refuse_other_copy, run

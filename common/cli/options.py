@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from common.cli.option_types import Inputs, input_path, output_file, output_folder, positive_int, shards
-from common.cli.parsing import Parser
+from common.cli.parsing import Inputs, Parser, input_path, output_file, output_folder, positive_int, shards
 from common.config import TOP_LEVEL, step_settings
 from common.errors import InputError
 from common.files import shard_paths
