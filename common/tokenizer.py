@@ -12,7 +12,7 @@ Source: Radford et al. 2019, section 2.2; the published files are OpenAI's.
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from common.files import read_json, read_text, short_hash
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
+Encode = Callable[[Sequence[str]], tuple[Ids, Lengths]]
 
 END_OF_TEXT = "<|endoftext|>"
 # The files write each byte as a printable character: itself, or the next free one from U+0100 on. This order gives the
@@ -168,49 +169,42 @@ def _other_ids(raw: Any, expected: dict[str, int]) -> str:
     return ""
 
 
-class _Gigatoken:
+def _gigatoken(vocabulary: Vocabulary) -> Encode:
     """The fast encoder. Raises ImportError if it is not installed."""
+    import awkward  # for the ragged arrays that it returns
+    import gigatoken
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        import awkward
-        import gigatoken
+    model = {"type": "BPE", "vocab": vocabulary.ids, "merges": vocabulary.merges}
+    description = orjson.dumps({"model": model, "pre_tokenizer": {**_LEVEL, "trim_offsets": False}})
+    tokenizer, cached = gigatoken.Tokenizer.from_json(description), 0
 
-        self._flatten, self._count = awkward.flatten, awkward.num  # for the ragged arrays that it returns
-        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
-        model = {"type": "BPE", "vocab": vocabulary.ids, "merges": vocabulary.merges}
-        self._json = orjson.dumps({"model": model, "pre_tokenizer": level})
-        self._load = gigatoken.Tokenizer.from_json
-        self._start()
-
-    def _start(self) -> None:
-        self._tokenizer = self._load(self._json)
-        self._cached = 0
-
-    def __call__(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
+    def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        nonlocal tokenizer, cached
         data = [text.encode() for text in texts]
-        if self._cached > _CACHED_BYTES:
-            self._start()
-        self._cached += sum(map(len, data))
-        ids = self._tokenizer.encode_batch(data, parallel=False)  # the caller has its own threads
-        return self._flatten(ids).to_numpy(), self._count(ids).to_numpy()
+        if cached > _CACHED_BYTES:
+            tokenizer, cached = gigatoken.Tokenizer.from_json(description), 0
+        cached += sum(map(len, data))
+        ids = tokenizer.encode_batch(data, parallel=False)  # the caller has its own threads
+        return awkward.flatten(ids).to_numpy(), awkward.num(ids).to_numpy()
+
+    return encode
 
 
-class _Tiktoken:
+def _tiktoken(vocabulary: Vocabulary) -> Encode:
     """The encoder for every other platform, ten times slower."""
+    import tiktoken
+    from tiktoken_ext.openai_public import r50k_pat_str
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        import tiktoken
-        from tiktoken_ext.openai_public import r50k_pat_str
+    ranks = {token: number for number, token in enumerate(vocabulary.tokens)}
+    # never encoded, but without any it takes twice the time
+    special = {END_OF_TEXT: ranks.pop(END_OF_TEXT.encode())}
+    encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
 
-        ranks = {token: number for number, token in enumerate(vocabulary.tokens)}
-        # never encoded, but without any it takes twice the time
-        special = {END_OF_TEXT: ranks.pop(END_OF_TEXT.encode())}
-        encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
-        self._encode = partial(encoding.encode_to_numpy, disallowed_special=())
+    def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        ids = [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
+        return np.concatenate([np.empty(0, np.uint32), *ids]), np.array([len(one) for one in ids], np.int64)
 
-    def __call__(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        ids = [np.empty(0, np.uint32), *map(self._encode, texts)]
-        return np.concatenate(ids), np.array([len(one) for one in ids[1:]], np.int64)
+    return encode
 
 
 class Tokenizer:
@@ -231,11 +225,11 @@ class Tokenizer:
         return _read_vocabulary_files(self.files)
 
     @cached_property
-    def _encode(self) -> Callable[[Sequence[str]], tuple[Ids, Lengths]]:
+    def _encode(self) -> Encode:
         try:
-            return _Gigatoken(self.vocabulary)
+            return _gigatoken(self.vocabulary)
         except ImportError:
-            return _Tiktoken(self.vocabulary)
+            return _tiktoken(self.vocabulary)
 
     @property
     def vocab_size(self) -> int:

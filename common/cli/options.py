@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from common.cli.parsing import Inputs, Parser, input_path, output_file, output_folder, positive_int, shards
-from common.config import TOP_LEVEL, step_settings
+from common.config import TOP_LEVEL, load_settings, validate, with_overrides
 from common.errors import InputError
 from common.files import shard_paths
 from common.settings import Experiment, Settings
@@ -35,15 +35,18 @@ def add_model_settings(parser: Parser, *, required: bool = True) -> None:
 
 
 def read_settings(arguments: argparse.Namespace) -> Settings:
-    """The settings of `--config` and the overrides, validated together; with --name, `model` becomes the new name.
+    """The settings of `--config`, or the defaults, and the overrides, validated together. Raises ConfigError.
 
-    Raises ConfigError.
+    With --name, `model` becomes the new name.
     """
+    if arguments.config is None:
+        return validate(with_overrides({"run": "results", "urls": ["-"]}, arguments.overrides), "command line")
     model, name = getattr(arguments, "model", None), getattr(arguments, "new_model", None)
-    settings = step_settings(arguments.config, arguments.overrides, model, name)
-    if name is not None:
-        arguments.model = name
-    return settings
+    settings = load_settings(arguments.config, arguments.overrides, model, name)
+    if model is None:
+        return settings
+    arguments.model = name or model
+    return settings.model_copy(update={"cluster": settings.cluster_of(arguments.model)})
 
 
 def add_input(parser: argparse.ArgumentParser, kind: Inputs = shards, *, required: bool = True) -> None:

@@ -232,12 +232,7 @@ def read_blocks(
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file without line ends; errors as in `read_blocks`."""
-    return (line for block in read_blocks(path) for line in split_lines(block))
-
-
-def split_lines(block: bytes) -> Iterator[bytes]:
-    """The lines of a block without line ends."""
-    return (line.rstrip(b"\r") for line in block.removesuffix(b"\n").split(b"\n"))
+    return (line.rstrip(b"\r") for block in read_blocks(path) for line in block.removesuffix(b"\n").split(b"\n"))
 
 
 def read_text(path: Path, longest: int | None = None, encoding: str = "utf-8") -> str:

@@ -36,11 +36,6 @@ def target_of(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def temporary_of(target: Path) -> Path:
-    """The name of an output until it is complete."""
-    return target.with_name(target.name + ".tmp")
-
-
 def _identity(path: Path) -> tuple[object, ...]:
     """A key that is equal for two paths to the same file."""
     try:
@@ -132,7 +127,7 @@ class Output:
     @property
     def temporary(self) -> Path:
         """The file that is written until then."""
-        return temporary_of(self.target)
+        return self.target.with_name(self.target.name + ".tmp")
 
     def open(self, mode: str = "w") -> IO[bytes]:
         """The empty file, open for writing. Call it once."""
