@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from common.files import atomic_path, document_writer, output_files, write_json
+from common.files import atomic_path, check_outputs, document_writer, output_files, write_json
 from common.folders import replace_folder
 from tests.helpers import document, read_shard, write_shard
 
@@ -61,3 +61,31 @@ def test_two_writers_of_one_file_are_told_apart(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"a\.tmp"), atomic_path(tmp_path / "a"):
             pass
     assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text() == "first"
+
+
+@pytest.fixture
+def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder has several names of one file."""
+    monkeypatch.chdir(tmp_path)
+    Path("a").write_text("a")
+    os.link("a", "hard")
+    Path("deep").mkdir()
+    for link, target in (("soft", "a"), ("dangling", "new"), ("round", "deep")):
+        Path(link).symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    "a:deep/../a a:soft a:hard new:dangling new:new deep/x:round/x".split(),
+)
+def test_two_outputs_that_are_one_file_are_refused(linked: None, pair: str) -> None:
+    names = pair.split(":")
+    for one, other in (names, names[::-1]):
+        with pytest.raises(InputError, match=f"^{Path(other)}: .*{Path(one)}"):
+            check_outputs([Path(one), None, Path(other)])
+
+
+@pytest.mark.parametrize("name", ["a", "./a", "soft", "hard", "deep/../a"])
+def test_an_output_that_is_an_input_is_refused(linked: None, name: str) -> None:
+    with pytest.raises(InputError, match=f"^{Path(name)}: .*input a"):
+        check_outputs([Path(name)], [Path("a")])
