@@ -28,7 +28,7 @@ from common import cli, page
 from common.console import warn
 from common.errors import InputError
 from common.files import digest, write_json, write_text
-from common.folders import replace_folder
+from common.files.writing import replace_folder
 from common.progress import Meter
 from common.run_card import versions, write_card
 from convert import arguments as flags
