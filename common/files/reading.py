@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +142,8 @@ def decompressed(blocks: Iterator[bytes], path: Path, frames: Frames | None = No
 
 def _as_utf8(chunks: Iterator[bytes], encoding: str, path: Path) -> Iterator[bytes]:
     """Decode chunks of another encoding to UTF-8. Raises EncodingError where they are invalid."""
-    decoder = codecs.getincrementaldecoder(encoding)()
     try:
-        for chunk in chain(chunks, [b""]):
-            yield decoder.decode(chunk, not chunk).encode()
+        yield from (text.encode() for text in codecs.iterdecode(chunks, encoding))
     except UnicodeError as error:
         reason = getattr(error, "reason", error)  # UTF-16 without its byte-order mark has none
         raise EncodingError(f"{path}: not {encoding} ({reason}); give its encoding, or create it again") from None
