@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import xxhash
 
@@ -38,27 +38,24 @@ _NOUNS: dict[Kind, str] = {
 _NAMED = 3  # files that a note names
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path, seen: set[tuple[int, int]] | None = None) -> Iterator[Path]:
     """Every file below a folder except hidden ones. Follows links, and visits each folder once."""
-    seen = {_folder_id(folder)}
-    for root, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
-        new = []
-        for name in sorted(folders):
-            number = None if name.startswith(".") else _folder_id(Path(root, name))
-            if number is not None and number not in seen:  # a link may lead back to a parent folder
-                seen.add(number)
-                new.append(name)
-        folders[:] = new
-        yield from (Path(root, name) for name in names if not name.startswith("."))
+    seen, new = seen or {_folder_id(folder)}, []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if not path.is_dir():
+            yield path
+        elif (number := _folder_id(path)) not in seen:  # a link may lead back to a parent folder
+            seen.add(number)
+            new.append(path)
+    for inner in new:
+        yield from _walk(inner, seen)
 
 
 def _folder_id(folder: Path) -> tuple[int, int]:
     found = folder.stat()
     return found.st_dev, found.st_ino
-
-
-def _refuse(error: OSError) -> NoReturn:
-    raise error
 
 
 def _is_other(path: Path, kind: Kind) -> bool:
