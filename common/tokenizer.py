@@ -42,11 +42,16 @@ _CACHED_BYTES = 128 << 20
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Entries and merges: 256 bytes, then the result of each merge in order, then end-of-text."""
+    """What merges define: 256 bytes, then the result of each merge in order, then end-of-text."""
 
-    ids: dict[str, int]
     merges: list[str]
     """`Ġ t`: the pairs that are joined, in order of priority."""
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """The id of each entry, in order."""
+        entries = [*CHARACTERS, *(merge.replace(" ", "") for merge in self.merges), END_OF_TEXT]
+        return {entry: number for number, entry in enumerate(entries)}
 
     @property
     def hash(self) -> str:
@@ -56,7 +61,7 @@ class Vocabulary:
     @cached_property
     def tokens(self) -> list[bytes]:
         """The bytes of each id."""
-        return [bytes(map(CHARACTERS.__getitem__, token)) for token in sorted(self.ids, key=self.ids.__getitem__)]
+        return [bytes(map(CHARACTERS.__getitem__, entry)) for entry in self.ids]
 
 
 @dataclass(frozen=True)
@@ -88,22 +93,16 @@ def vocabulary_files(encoder_json: Path | None = None, vocab_bpe: Path | None = 
     return encoder_json if vocab_bpe is None else VocabularyFiles(encoder_json, vocab_bpe)
 
 
-def _ids_of(merges: Sequence[str]) -> dict[str, int]:
-    """GPT-2's ids: the 256 bytes, the results of the merges in order, end-of-text."""
-    tokens = [*CHARACTERS, *(merge.replace(" ", "") for merge in merges), END_OF_TEXT]
-    return {token: number for number, token in enumerate(tokens)}
-
-
 def _read_vocabulary_files(files: VocabularyFiles) -> Vocabulary:
     """Read the two files. Raises InputError if they do not belong together or are not GPT-2's kind."""
     ids, lines = read_json(files.encoder_json), read_text(files.vocab_bpe).splitlines()
-    merges = lines[1:] if lines and lines[0].startswith("#version") else lines
-    if ids != _ids_of(merges):
+    vocabulary = Vocabulary(lines[1:] if lines and lines[0].startswith("#version") else lines)
+    if ids != vocabulary.ids:
         raise InputError(
             f"{files.vocab_bpe}: does not match {files.encoder_json}, which must hold 256 bytes, the results of its "
             f"merges in order, and {END_OF_TEXT}"
         )
-    return Vocabulary(ids, merges)
+    return vocabulary
 
 
 def to_json(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -138,12 +137,13 @@ def _read_tokenizer_json(path: Path) -> Vocabulary:
     raw = read_json(path)
     try:
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in raw["model"]["merges"]]
-        problem = _difference(raw) or _other_ids(raw, _ids_of(merges))
+        vocabulary = Vocabulary(merges)
+        problem = _difference(raw) or _other_ids(raw, vocabulary.ids)
     except (AttributeError, KeyError, TypeError, ValueError):
         problem = "not a tokenizer.json; if it is a vocabulary, set tokenize.vocab_bpe to its merges"
     if problem:
         raise InputError(f"{path}: {problem}; only byte-level BPE like GPT-2's is read")
-    return Vocabulary(_ids_of(merges), merges)
+    return vocabulary
 
 
 def _difference(raw: Any) -> str:

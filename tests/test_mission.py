@@ -31,17 +31,11 @@ from tests.cluster.helpers import settings
 from tests.helpers import document, prose, read_rejects, run_main, write_shard
 from tests.training.helpers import byte_documents, write_corpus
 from tests.training.reference import tiny_model
-from tests.workflow import pipeline
 from training import optimizer
 from training.dataset.corpus import permutation
 from training.kernels.build import SOURCES, find_nvcc
-from workflow.demo import __main__ as demo
 
 UNSURE = "Kaffe latte no problem: menu, taxi, hotel, restaurant, internet."  # no language leads
-
-
-def test_the_demo_runs_snakemake() -> None:
-    assert list(pipeline.SNAKEMAKE) == demo.SNAKEMAKE
 
 
 @pytest.mark.parametrize("executor", ["SlurmExecutor", "LocalExecutor"])
