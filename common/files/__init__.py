@@ -55,7 +55,6 @@ from common.files.shards import (
     sharded_writer,
 )
 from common.files.writing import (
-    Output,
     atomic_path,
     check_outputs,
     fsync,
