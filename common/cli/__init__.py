@@ -12,11 +12,10 @@ SIGHUP. These signals raise an exception, so that temporary files are removed an
 """
 
 from common.cli.options import (
+    add_earlier,
     add_input,
-    add_known,
     add_model_settings,
     add_output_shards,
-    add_removed,
     add_settings,
     add_stats,
     add_step_options,

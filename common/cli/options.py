@@ -54,13 +54,9 @@ def add_input(parser: argparse.ArgumentParser, kind: Inputs = shards, *, require
     parser.add_argument("--input", type=kind, nargs="+", required=required, metavar="PATH", help="paths or globs")
 
 
-def add_known(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Add `--known` for the inputs of earlier runs."""
-    parser.add_argument("--known", type=input_path, nargs="+", default=[], metavar="PATH", help=meaning)
-
-
-def add_removed(parser: argparse.ArgumentParser) -> None:
-    """Add `--removed` for files of ids that `common.files.removed_ids` reads."""
+def add_earlier(parser: argparse.ArgumentParser, known: str) -> None:
+    """Add `--known`, inputs of earlier runs, and `--removed`, files of ids for `common.files.removed_ids`."""
+    parser.add_argument("--known", type=input_path, nargs="+", default=[], metavar="PATH", help=known)
     meaning = "ids of documents to drop as `removed`, such as the takedown/ids.txt of a run; a file need not exist"
     parser.add_argument("--removed", type=Path, nargs="+", default=[], metavar="FILE", help=meaning)
 
