@@ -129,9 +129,9 @@ def as_svg(figure: Any, label: str, titles: Mapping[str, str | Sequence[str]] | 
         nonlocal left
         gid, attributes, marker = match.groups()
         if marker is None:
-            title = (titles or {}).get(gid, ())
-            left = iter(() if isinstance(title, str) else title)
-            return f"<g{attributes}>" + (f"<title>{html.escape(title)}</title>" if isinstance(title, str) else "")
+            given = (titles or {}).get(gid, ())
+            left = iter(() if isinstance(given, str) else given)
+            return f"<g{attributes}>" + (f"<title>{html.escape(given)}</title>" if isinstance(given, str) else "")
         title = next(left, None)
         return match[0] if title is None else f"<use{marker}><title>{html.escape(title)}</title></use>"
 
