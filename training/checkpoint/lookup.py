@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from common.console import warn
 from common.errors import CheckpointError, CheckpointVersionError, InputError, TrainingError
-from common.folders import first_foreign_file, remove_own
+from common.files.writing import first_foreign_file, remove_own
 from common.settings import Experiment
 from training.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify
 from training.dataset.blend import Blend

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from common.console import say, warn
 from common.errors import CheckpointError, ToolkitError
 from common.files import write_json, write_text
-from common.folders import swap_folder
+from common.files.writing import swap_folder
 from common.settings import Experiment, TokenizeSettings
 from training.checkpoint.lookup import discard, find_damage, prune
 from training.checkpoint.manifest import MANIFEST, Manifest, Progress, copy_vocabulary

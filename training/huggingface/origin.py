@@ -14,7 +14,7 @@ from typing import Any, Self
 from common import run_card
 from common.errors import CheckpointError, InputError
 from common.files import digest, read_json, write_json
-from common.folders import first_foreign_file
+from common.files.writing import first_foreign_file
 
 NAME = "training.json"
 CARD = run_card.NAME
