@@ -1,7 +1,6 @@
-"""Libraries that the toolkit is built on do the work that they were chosen for.
+"""Each library that the toolkit is built on does the work that it was chosen for.
 
-A test fails if its part is replaced by something else, so that no refactoring does that unnoticed. The tests of the
-parts say the same of Snakemake, ftfy, tldextract, gigatoken, PyTorch's autograd and transformers.
+A test fails if its part is replaced by something else, so that no refactoring does that unnoticed.
 """
 
 import subprocess
@@ -10,11 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import datasketch
+import ftfy
 import langdetect.detector
 import newspaper
 import numpy as np
 import pytest
 import submitit
+import tldextract
 import torch
 from langdetect.language import Language as Guess
 from submitit.helpers import DelayedSubmission
@@ -23,19 +24,37 @@ from torch.optim.adamw import adamw
 from cluster import TrainingJob, submission
 from cluster.submission import make_snapshot
 from common.settings import DedupSettings, ScrapeSettings, TrainSettings
+from convert.merge_mp import main as merge
 from corpus.clean import main as clean
 from corpus.dedup.shingles import MinHasher, codes, shingle_hash
 from corpus.extract.extractors import extract, load_extractors
 from corpus.index import IndexedDataset
+from corpus.urls import hosts
 from tests.cluster.helpers import settings
-from tests.helpers import document, prose, read_rejects, run_main, write_shard
+from tests.convert.encoded import assert_equal, truth
+from tests.convert.test_every_origin import megatron
+from tests.helpers import document, prose, read_rejects, read_shard, run_main, write_shard
 from tests.training.helpers import byte_documents, write_corpus
 from tests.training.reference import tiny_model
+from tests.workflow import pipeline
 from training import optimizer
-from training.dataset.corpus import permutation
+from training.dataset.corpus import Corpus, Samples, permutation
+from training.inference.load import load_model
+from training.kernels import library
 from training.kernels.build import SOURCES, find_nvcc
+from training.parallel.layout import fuse_residual_norm
+from workflow.demo import __main__ as demo
 
 UNSURE = "Kaffe latte no problem: menu, taxi, hotel, restaurant, internet."  # no language leads
+
+
+def test_snakemake_plans_every_step_from_urls_to_a_model(tmp_path: Path) -> None:
+    pipeline.configure(tmp_path, site=None, scrape={"contact": "me@site.example"})
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/urls.txt").write_text("http://site.example/a\n")
+    assert list(pipeline.SNAKEMAKE) == demo.SNAKEMAKE
+    jobs, _ = pipeline.planned(tmp_path, "merge_tiny")
+    assert jobs.keys() >= {"blacklist", "scrape", "clean", "tokenize", "merge_index", "train", "merge"}
 
 
 @pytest.mark.parametrize("executor", ["SlurmExecutor", "LocalExecutor"])
@@ -55,6 +74,14 @@ def test_submitit_submits_the_training_and_its_process_trains(
     monkeypatch.setattr("training.launch.signals.leave_at_once", lambda: None)
     submitted[0]()
     assert trained == [["--config", f"{snapshot}/settings.yaml", "--model", "tiny"]]
+
+
+def test_cleaned_text_is_what_ftfy_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ftfy, "fix_text", lambda text, **_: f"ftfy saw {len(text)} characters\n")
+    broken = "The naÃ¯ve cafÃ©.\n"
+    shard = write_shard(tmp_path / "in.jsonl.zst", [document(1, prose(1) + "\n" + broken)])
+    assert run_main(clean, "--input", shard, "--output", tmp_path / "out.jsonl.zst") == 0
+    assert read_shard(tmp_path / "out.jsonl.zst")[0]["text"].endswith(f"ftfy saw {len(broken)} characters\n")
 
 
 def test_langdetect_decides_the_language_of_an_unsure_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,24 +118,57 @@ def test_datasketch_draws_the_permutations_of_minhash(monkeypatch: pytest.Monkey
     assert not np.array_equal(MinHasher(settings).signature(text), theirs.hashvalues)
 
 
+def test_registered_domains_follow_tldextracts_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
+    for host in ("news.bbc.co.uk", "a.b.github.io", "www.ck", "x.y.kobe.jp"):
+        assert hosts.registered_domain(host) == theirs(host).top_domain_under_public_suffix
+    own = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None, extra_suffixes=["bbc.co.uk"])
+    monkeypatch.setattr(hosts, "_SNAPSHOT", own)
+    hosts._rules.cache_clear()
+    try:
+        assert hosts.registered_domain("www.news.bbc.co.uk") == "news.bbc.co.uk"
+    finally:
+        hosts._rules.cache_clear()
+
+
 def test_tokens_are_numpy_arrays_in_place_on_the_disk_and_numpy_draws_their_order(tmp_path: Path) -> None:
     write_corpus(tmp_path / "c", byte_documents(9))
     tokens = IndexedDataset(tmp_path / "c").tokens
     assert type(tokens) is np.memmap
     assert tokens.tolist() == np.fromfile(tmp_path / "c.bin", np.uint16).tolist()
+    sample = Samples(Corpus.open(tmp_path / "c"), range(9), 16, seed=1).sample(3)
+    assert type(sample) is np.ndarray and sample.dtype == np.int64
     drawn = np.random.PCG64(np.random.SeedSequence((5,))).random_raw(100)
     assert permutation(100, 5).tolist() == np.argsort(drawn >> np.uint64(7), kind="stable").tolist()
 
 
-def test_torchs_adamw_takes_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, taken = tiny_model(64), list[torch.Tensor]()
+def test_torch_computes_the_gradients_and_takes_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, taken = tiny_model(64), []
     parameters = dict(model.named_parameters())
     adam = optimizer.make_optimizer(parameters, TrainSettings(iterations=1))
-    assert isinstance(adam, torch.optim.AdamW) and optimizer.adamw is adamw
+    assert isinstance(model, torch.nn.Module) and isinstance(adam, torch.optim.AdamW)
+    assert optimizer.adamw is adamw
     monkeypatch.setattr(optimizer, "adamw", lambda tensors, *_, **__: taken.extend(tensors))
     model(torch.arange(8)[None]).sum().backward()
+    assert all(parameter.grad is not None for parameter in parameters.values())
     optimizer.take_step(adam, 0.1, torch.ones(()))
     assert {tensor.data_ptr() for tensor in taken} == {tensor.data_ptr() for tensor in parameters.values()}
+
+
+def test_the_models_operations_call_the_cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: set[str] = set()
+    monkeypatch.setattr(library, "call", lambda name, *_: called.add(name))
+    monkeypatch.setattr(library, "_devices", frozenset({"cpu"}))  # as if a library were loaded for it
+    model = tiny_model(64)
+    for block in model.h.values():
+        fuse_residual_norm(block)
+    adam = optimizer.make_optimizer(dict(model.named_parameters()), TrainSettings(iterations=1))
+    with library.using(library.KERNELS):
+        model(torch.arange(8)[None]).sum().backward()
+        optimizer.take_step(adam, 0.1, torch.ones(()))
+    assert called >= {"bias_gelu", "bias_gelu_backward", "add_dropout_norm", "add_dropout_norm_backward", "adamw"}
+    sources = "".join(path.read_text() for path in SOURCES.glob("*.cu"))
+    assert all(f"{name}(" in sources for name in called) and "__global__" in sources
 
 
 def test_nvcc_compiles_the_cuda_kernels(tmp_path: Path) -> None:
@@ -116,3 +176,10 @@ def test_nvcc_compiles_the_cuda_kernels(tmp_path: Path) -> None:
     command = [compiler, "-std=c++17", "-arch=sm_90", "-ptx", "-o", "heads.ptx", str(SOURCES / "heads.cu")]
     subprocess.run(command, cwd=tmp_path, check=True)
     assert ".visible .entry" in (tmp_path / "heads.ptx").read_text()
+
+
+def test_merge_mp_joins_the_shards_of_tensor_and_pipeline_ranks(tmp_path: Path) -> None:
+    megatron(names="core", version=3.0, tensor=2, pipeline=2)(tmp_path / "run")
+    assert len(list(tmp_path.glob("run/*/mp_rank_*"))) == 4
+    assert run_main(merge, "--checkpoint", tmp_path / "run", "--output", tmp_path / "merged") == 0
+    assert_equal(dict(load_model(tmp_path / "merged")[0].named_parameters()), truth())
