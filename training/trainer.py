@@ -92,7 +92,6 @@ class Trainer:
         self.heartbeat.beat(iteration, "step")
         accepts = partial(self._accepts, iteration, batch)
         step = train_step(session, iteration, batch, rate, guard.scale, accepts, self.stop.poll())
-        guard.record_step(step.loss, step.grad_norm)
         if step.stop == LEAVE:
             self.lock.require_on_all_ranks()
         guard.check(iteration, partial(_find_non_finite, session, batch))
@@ -104,8 +103,8 @@ class Trainer:
         return step
 
     def _accepts(self, iteration: int, batches: Sequence[Batch], loss: float, grad_norm: float) -> bool:
-        """The guard's decision on a step. First the documents of a bad one are named, while its weights are there."""
-        problem = self.guard.problem(loss, grad_norm)
+        """The guard's decision on a step. The documents of a bad one are named, while its weights are there."""
+        taken, problem = self.guard.judge(loss, grad_norm), self.guard.problem
         recent = sum(iteration - other < 100 for other in self.blamed)  # one divergence leaves some for later
         if problem and recent < 20 and len(self.blamed) < 100:
             self.blamed.append(iteration)
@@ -114,7 +113,7 @@ class Trainer:
             ranks = all_gather(blame.sample_rows(self.data.train, consumed, losses))
             if self.session.world.rank == 0 and self.lock.is_held():
                 blame.write(self.folder, iteration, loss, problem, [row for rows in ranks for row in rows])
-        return self.guard.accepts(loss, grad_norm)
+        return taken
 
     def _validate(self, last: bool, taken: int) -> None:
         """The validation loss, every eval_interval and in the last iteration, after `taken` optimiser steps."""

@@ -121,8 +121,9 @@ def save_checkpoint(
     """A checkpoint in a model folder, as a run writes it (a collective call)."""
     folder.mkdir(parents=True, exist_ok=True)
     run = checkpoint.SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train)
-    replicas = checkpoint.compare_replicas(parameters)
-    return checkpoint.write(run, checkpoint.state_tensors(parameters, optimizer), progress, replicas)
+    tensors = checkpoint.state_tensors(parameters, optimizer)
+    held = checkpoint.held_shards(tensors, plan.experiment.model.vocab_size)
+    return checkpoint.write(run, *held, progress, checkpoint.compare_replicas(parameters))
 
 
 ALONE = World(0, 1, torch.device("cpu"))

@@ -1,7 +1,7 @@
 """Find a checkpoint that can be used, check that it fits the run that resumes from it, and remove old ones."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,18 +55,13 @@ def newest(model_folder: Path) -> Manifest | None:
             raise CheckpointError(f"{error}, or move {folder.name} away to resume from an older checkpoint")
         problems.append(str(error))
     if problems:
-        raise CheckpointError(_none_usable(model_folder, problems))
+        count, shown = len(problems), "; ".join(problems[:_SHOWN] + ["…"] * (len(problems) > _SHOWN))
+        raise CheckpointError(
+            f"{model_folder}: {count} checkpoint{'s' if count > 1 else ''}, but none of them can be used: {shown}. "
+            "Nothing was changed. Restore one from a copy, or use the version of this toolkit that wrote them; to "
+            "start from scratch, remove the iter_* folders"
+        )
     return None
-
-
-def _none_usable(model_folder: Path, problems: Sequence[str]) -> str:
-    count = len(problems)
-    shown = "; ".join([*problems[:_SHOWN], *(["…"] if count > _SHOWN else [])])
-    return (
-        f"{model_folder}: {count} checkpoint{'s' if count > 1 else ''}, but none of them can be used: {shown}. Nothing "
-        "was changed. Restore one from a copy, or use the version of this toolkit that wrote them; to start from "
-        "scratch, remove the iter_* folders"
-    )
 
 
 def resolve(path: Path) -> Manifest:
@@ -153,14 +148,12 @@ def prune(
 
 def _remove(folder: Path) -> None:
     """Rename a checkpoint, then delete it, so that a kill in between leaves no folder with a checkpoint's name."""
-    condemned = folder.with_name(folder.name + ".tmp")
     if foreign := first_foreign_file(folder, _OWN.fullmatch):
         warn(f"{folder}: not removed: {foreign.name} in it does not belong to a checkpoint")
         return
     try:
-        discard(condemned)
-        folder.rename(condemned)
-        discard(condemned)
+        discard(condemned := folder.with_name(folder.name + ".tmp"))
+        discard(folder.rename(condemned))
     except OSError as error:
         warn(f"{folder}: not removed ({error.strerror})")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError
 from training.checkpoint.manifest import Manifest
-from training.checkpoint.parts import Part, held_part, read_parts, unpadded_shape
+from training.checkpoint.parts import held_shards, read_shards
 from training.parallel.collectives import run_on_all_ranks
 from training.parallel.dtensor import local_shard
 from training.tensors import Sizes, all_names, leaf_of
@@ -34,16 +34,13 @@ def state_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer) -> T
     return tensors
 
 
-def copy_to_cpu(tensors: Tensors, buffers: Tensors) -> None:
-    """Copy this rank's shards of `tensors` into CPU `buffers`, which are allocated on the first call."""
-    device = "cpu"
-    for key, tensor in tensors.items():
-        shard = local_shard(tensor)
-        device = shard.device.type
+def copy_to_cpu(values: Tensors, buffers: Tensors) -> None:
+    """Copy tensors into CPU `buffers`, which are allocated on the first call."""
+    for key, value in values.items():
         if key not in buffers:
-            buffers[key] = torch.empty(shard.shape, dtype=shard.dtype, pin_memory=device == "cuda")
-        buffers[key].copy_(shard, non_blocking=True)
-    if device == "cuda":
+            buffers[key] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+        buffers[key].copy_(value, non_blocking=True)
+    if any(value.is_cuda for value in values.values()):
         torch.cuda.synchronize()
 
 
@@ -70,15 +67,11 @@ def load_weights(manifest: Manifest) -> dict[str, Tensor]:
 
 def _read(manifest: Manifest, tensors: Tensors) -> None:
     """Fill `tensors`; padding rows become zero."""
-    vocab_size = manifest.experiment.model.vocab_size
-    targets: dict[str, tuple[tuple[int, ...], Part, Tensor]] = {}
+    shards, values = held_shards(tensors, manifest.experiment.model.vocab_size)
     for key, tensor in tensors.items():
-        part, shard = held_part(key, tensor, vocab_size), local_shard(tensor.detach())
-        if shard.dim():
-            shard[part.shape[0] :].zero_()
-            shard = shard[: part.shape[0]]
-        targets[key] = (unpadded_shape(key, tensor, vocab_size), part, shard)
+        if tensor.dim():
+            local_shard(tensor.detach())[shards[key].shape[0] :].zero_()
     try:
-        read_parts(manifest, targets)
+        read_shards(manifest, shards, values)
     except OSError as error:
         raise CheckpointError(f"{manifest.path}: cannot be read ({error})") from error
