@@ -21,15 +21,15 @@ from training.dataset.blend import Blend, Splits
 from training.inference.sampling import sample_token
 from training.metrics.logger import MetricsLogger
 from training.monitoring import blame
-from training.monitoring.guard import Guard, first_non_finite
+from training.monitoring.guard import Guard
 from training.monitoring.heartbeat import Heartbeat
-from training.monitoring.outputs import next_logits, target_losses
+from training.monitoring.outputs import first_non_finite, next_logits, target_losses
 from training.monitoring.run_lock import RunLock
 from training.monitoring.stop import LEAVE, SAVE, Stop
 from training.optimizer import learning_rate, steps_taken
 from training.parallel.collectives import all_gather
 from training.session import Session
-from training.step import StepResult, run_micro_batches, train_step, validate
+from training.step import StepResult, train_step, validate
 
 _SAMPLED = 32  # tokens of a text that shows how the run goes
 
@@ -94,7 +94,7 @@ class Trainer:
         step = train_step(session, iteration, batch, rate, guard.scale, accepts, self.stop.poll())
         if step.stop == LEAVE:
             self.lock.require_on_all_ranks()
-        guard.check(iteration, partial(_find_non_finite, session, batch))
+        guard.check(iteration, partial(first_non_finite, session, batch))
         self.logger.record_step(step.loss, step.grad_norm, step.taken, rate, waited)
         if guard.spike and session.world.rank == 0:
             warn(f"iteration {iteration}: {guard.spike}")
@@ -162,9 +162,3 @@ class Trainer:
         early = self.progress.iteration < train.iterations
         if early and (end := self.progress.end(train)) and self.session.world.rank == 0:
             say(f"ended at {end}")
-
-
-def _find_non_finite(session: Session, batches: Sequence[Batch]) -> str:
-    """The first module with non-finite numbers in the last step, on these micro-batches (a collective call)."""
-    models = [stage.model for stage in session.stages]
-    return first_non_finite(models, session.parameters, partial(run_micro_batches, session, batches, 1.0, train=False))

@@ -10,21 +10,14 @@ found by trial (Micikevicius et al. 2018), with Megatron-LM's rules.
 """
 
 import math
-import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from statistics import fmean
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from common.errors import TrainingError
 from common.settings import TrainSettings, WatchSettings
-from training.parallel.collectives import all_gather
-from training.parallel.dtensor import local_shard
 
 _WINDOW = 100  # losses whose mean a spike is measured against
 _LIMIT = 10  # steps in a row that may be left out
@@ -132,49 +125,3 @@ class Guard:
             f"iteration {iteration}: {self._stop}{where}; nothing was saved after the last checkpoint: "
             f"start again from it with another setting ({cure}; models.NAME.watch sets how the trainer reacts)"
         )
-
-
-def first_non_finite(
-    models: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter], forward: Callable[[], object]
-) -> str:
-    """The first non-finite part of a step whose gradients still exist (a collective call, equal on all ranks).
-
-    A parameter, if there is one. Otherwise the output of a module of `models`, this process's parts of the model, in
-    another forward pass without dropout: `forward` runs the step's micro-batches. If that pass is finite, the gradient
-    nearest to the loss.
-    """
-    non_finite_parameters = [name for name, parameter in parameters.items() if not _is_finite(parameter)]
-    outputs: list[str] = []
-    hooks = [
-        module.register_forward_hook(partial(_note_non_finite, name, outputs))
-        for model in models
-        for name, module in model.named_modules()
-        if name and not list(module.children())
-    ]
-    with torch.compiler.set_stance("force_eager"):  # compiled layers ignore hooks
-        forward()
-    for hook in hooks:
-        hook.remove()
-    gradients = [name for name, value in parameters.items() if value.grad is not None and not _is_finite(value.grad)]
-    everywhere = all_gather((non_finite_parameters, outputs, gradients))
-    for index, kind in enumerate(("parameter", "the output of", "the gradient of")):
-        names = sorted((name for rank in everywhere for name in rank[index]), key=_layer)
-        if names:
-            return f"{kind} {names[0 if kind != 'the gradient of' else -1]}"
-    return "the sum of the gradients; each one is finite"
-
-
-def _layer(name: str) -> int:
-    """The layer of a parameter or module: -1 for the embeddings, a large number for the head."""
-    layer = re.match(r"h\.(\d+)\.", name)
-    return int(layer[1]) if layer else 10**9 if name.startswith(("ln_f", "head")) else -1
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(local_shard(tensor)).all())
-
-
-def _note_non_finite(name: str, outputs: list[str], _module: nn.Module, _inputs: object, output: object) -> None:
-    every = [output] if isinstance(output, Tensor) else output if isinstance(output, tuple) else []
-    if not all(_is_finite(values) for values in every):
-        outputs.append(name)
