@@ -76,11 +76,8 @@ class Trainer:
                 if end or best or step.stop == SAVE or iteration % train.save_interval == 0:
                     self.heartbeat.beat(iteration, "save")
                     self.writer.save(self.progress)
-            if step.stop == SAVE:
-                self._end_early(bool(end))
             if end or step.stop == SAVE:
-                break
-        self._end()
+                return self._end(end, step.stop == SAVE)
 
     def _step(self, iteration: int, batches: Iterator[list[Batch]], rate: float) -> StepResult:
         """Read one global batch and train on it. Raises TrainingError if the run must not continue."""
@@ -145,20 +142,15 @@ class Trainer:
         self.logger.report_validation(self.progress.iteration, self.progress.consumed_samples, loss, part)
         return loss
 
-    def _end_early(self, last: bool) -> None:
-        """After the save that a stop request asked for: log who asked."""
-        reasons = " and ".join(sorted({reason for reason in all_gather(self.stop.reason) if reason}))
+    def _end(self, end: str, asked: bool) -> None:
+        """Wait for the last checkpoint, and say why the run ends before its last iteration."""
         self.writer.wait()
-        if not last and self.session.world.rank == 0:
-            iteration = self.progress.iteration
-            say(f"asked to stop by {reasons}: stopped after iteration {iteration}; rerun to resume")
-        self.stop.mark_stopped()
-
-    def _end(self) -> None:
-        """Wait for the last checkpoint."""
-        self.writer.wait()
+        iteration, on_rank0 = self.progress.iteration, self.session.world.rank == 0
+        if asked:
+            reasons = " and ".join(sorted({reason for reason in all_gather(self.stop.reason) if reason}))
+            if not end and on_rank0:
+                say(f"asked to stop by {reasons}: stopped after iteration {iteration}; rerun to resume")
+            self.stop.mark_stopped()
         self.lock.require_on_all_ranks()
-        train = self.session.experiment.train
-        early = self.progress.iteration < train.iterations
-        if early and (end := self.progress.end(train)) and self.session.world.rank == 0:
+        if end and iteration < self.session.experiment.train.iterations and on_rank0:
             say(f"ended at {end}")

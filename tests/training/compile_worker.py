@@ -1,9 +1,8 @@
-"""One process of a job that trains each of its configurations eagerly and compiled, and counts what was compiled.
+"""What one process of a job does: it trains a configuration eagerly and compiled, and counts what was compiled.
 
 The compiler's front end is the real one; its graphs then run as they are (`aot_eager`), which takes no C++ compiler.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,8 +15,7 @@ from torch._dynamo.utils import counters
 
 from tests.training.helpers import open_session, settings_of, step_batches
 from training.checkpoint.replicas import compare_replicas
-from training.launch.process_group import World, started
-from training.launch.rank import read_launch
+from training.launch.process_group import World
 from training.planning.run import make_plan
 from training.step import train_step, validate
 
@@ -71,11 +69,7 @@ def course(config: Path, world: World, mode: str) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str]) -> int:
-    folder, launch = Path(argv[0]), read_launch()
-    with started(launch, folder) as world:
-        for config in sorted(folder.glob("*/config.yaml")):
-            mode = settings_of(config).models["tiny"].train.compile
-            seen = {"eager": course(config, world, "none"), "compiled": course(config, world, mode)}
-            config.with_name(f"seen.{launch.rank}.json").write_text(json.dumps(seen))
-    return 0
+def courses(world: World, config: Path) -> dict[str, dict[str, Any]]:
+    """The course of a configuration without and with its compiler."""
+    mode = settings_of(config).models["tiny"].train.compile
+    return {"eager": course(config, world, "none"), "compiled": course(config, world, mode)}

@@ -1,7 +1,6 @@
-"""One process of a job: the whole weights alive in a step, and a short course, for every precision and ZeRO stage."""
+"""What one process of a job measures: the whole weights alive in a step, and a short course, for every ZeRO stage."""
 
 import gc
-import json
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,8 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.helpers import Session, open_session, settings_of, step_batches
-from training.launch.process_group import World, started
-from training.launch.rank import read_launch
+from training.launch.process_group import World
 from training.parallel.data_parallel import before_backward
 from training.parallel.dtensor import local_shard
 from training.planning.run import Plan, make_plan
@@ -107,22 +105,15 @@ def traffic_of_steps(session: Session) -> list[list[int]]:
     return counts
 
 
-def measured(plan: Plan, world: World, precisions: list[str]) -> dict[str, Any]:
-    """What a precision, a kind of recompute and a ZeRO stage keep and learn, by their names."""
+def measured(world: World, config: Path, precision: str) -> dict[str, Any]:
+    """What a kind of recompute and a ZeRO stage keep and learn, by their names."""
+    plan = make_plan(settings_of(config), "tiny")
     seen: dict[str, Any] = {}
-    for precision, recompute, zero_stage in product(precisions, RECOMPUTE, STAGES):
+    for recompute, zero_stage in product(RECOMPUTE, STAGES):
         session = open_session(in_precision(plan, precision, recompute, zero_stage), world)
-        seen[f"{precision} {recompute} {zero_stage}"] = weights_of_a_step(session)
+        seen[f"{recompute} {zero_stage}"] = weights_of_a_step(session)
         if recompute == "none":
             session = open_session(session.plan, world)
-            seen[f"{precision} {zero_stage}"] = course(session)
-            seen[f"{precision} {zero_stage} traffic"] = traffic_of_steps(session)
+            seen[f"{zero_stage}"] = course(session)
+            seen[f"{zero_stage} traffic"] = traffic_of_steps(session)
     return seen
-
-
-def main(argv: list[str]) -> int:
-    config, launch = Path(argv[0]), read_launch()
-    with started(launch, config.parent) as world:
-        seen = measured(make_plan(settings_of(config), "tiny"), world, argv[1:])
-    config.with_name(f"seen.{launch.rank}.json").write_text(json.dumps(seen))
-    return 0

@@ -16,7 +16,7 @@ from common.config import load_settings
 from common.errors import CheckpointError
 from common.files import read_json, write_json
 from common.settings import Experiment
-from tests.training.checkpoint.planted import flip_a_bit
+from tests.training.checkpoint.planted import flip_a_bit, spoil
 from tests.training.helpers import (
     ALONE,
     Session,
@@ -155,15 +155,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(
 ) -> None:
     save(session, tmp_path, 2)
     newest = save(session, tmp_path, 4).path
-    file = next(newest.glob("*.safetensors"))
-    if damage == "no manifest":
-        (newest / "manifest.json").unlink()
-    elif damage == "file missing":
-        file.unlink()
-    elif damage == "byte flipped":
-        flip_a_bit(file)
-    else:
-        file.write_bytes(file.read_bytes()[:-1])
+    spoil(newest, damage)
     found = checkpoint.newest(tmp_path)
     assert found is not None and found.path.name == "iter_0000002"
     assert "iter_0000004" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Reports: means over the steps taken, memory once, the slowest parts."""
+"""Reports: means over the steps taken, memory once, the slowest parts; curves survive kills and resumes."""
 
 from math import inf, nan
 from pathlib import Path
@@ -10,6 +10,7 @@ import pytest
 from common.files import read_rows
 from tests.training.helpers import Capsys, Session, make_session
 from training.checkpoint import Progress
+from training.metrics.curves import VALID_COLUMNS, Curve
 from training.metrics.logger import MetricsLogger
 
 
@@ -72,3 +73,19 @@ def test_the_first_row_after_a_resume_includes_the_steps_before_it(session: Sess
         (row,) = read_rows(folder / "train.csv")
         rows.append([row[column] for column in ("lm_loss", "grad_norm", "skipped", "non_finite")])
     assert rows == [rows[0]] * 4 and rows[0][1:] == ["0.25", "2", "1"]
+
+
+def row(iteration: int) -> dict[str, float]:
+    return {"iteration": iteration, "consumed_samples": iteration * 8, "loss": 1 / iteration, "perplexity": 2.0}
+
+
+def test_a_resumed_run_drops_the_rows_it_will_repeat_and_one_truncated_by_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "valid.csv"
+    curve = Curve(path, VALID_COLUMNS, 0)
+    for iteration in (10, 20, 30):
+        curve.append(row(iteration))
+    Curve(path, VALID_COLUMNS, 20).append(row(25))
+    path.write_text(path.read_text() + "30,16")
+    Curve(path, VALID_COLUMNS, 25).append(row(40))
+    assert [entry["iteration"] for entry in read_rows(path)] == ["10", "20", "25", "40"]
+    assert float(read_rows(path)[2]["loss"]) == 1 / 25  # written with every digit

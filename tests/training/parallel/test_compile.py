@@ -1,14 +1,13 @@
 """A compiled step has no graph break in any layout, and no part of it silently runs eagerly."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.compile_worker import STEPS
-from tests.training.helpers import launch_ok, make_run
+from tests.training.compile_worker import STEPS, courses
+from tests.training.helpers import make_run, on_ranks
 
 LAYERS, MICRO_BATCHES = 3, 8  # of a global batch of 16 samples, before they are shared by data-parallel ranks
 SEQUENCE = {"tensor": 2, "sequence_parallel": True}
@@ -31,10 +30,8 @@ def check(folder: Path, parallel: dict[str, Any], dropout: float = 0.0, **train:
     train = {"recompute": "selective", "compile": "blocks", **train}
     size = math.prod(parallel.get(axis, 1) for axis in ("tensor", "data", "pipeline"))
     sections = {"model": {"n_layer": LAYERS, "dropout": dropout}, "parallel": parallel}
-    make_run(folder / "case", **sections, train={"global_batch_size": 2 * MICRO_BATCHES, **train})
-    launch_ok(size, "tests.training.compile_worker", folder, timeout=550)
-    for rank in range(size):
-        seen = json.loads((folder / f"case/seen.{rank}.json").read_text())
+    config = make_run(folder, **sections, train={"global_batch_size": 2 * MICRO_BATCHES, **train})
+    for rank, seen in enumerate(on_ranks(size, courses, config, timeout=550)):
         compiled = seen["compiled"]
         assert (compiled["breaks"], compiled["skipped frames"]) == ([], 0)
         assert compiled["drifted"] == [], "ranks drew other masks"

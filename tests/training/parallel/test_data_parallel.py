@@ -1,6 +1,5 @@
 """ZeRO in every precision: what a rank keeps follows from the shapes, and all stages learn what one process learns."""
 
-import json
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -8,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.helpers import launch_ok, make_run, open_session, settings_of
-from tests.training.memory_worker import PRECISIONS, RECOMPUTE, STAGES, course, in_precision
+from tests.training.helpers import make_run, on_ranks, open_session, settings_of
+from tests.training.memory_worker import PRECISIONS, RECOMPUTE, STAGES, course, in_precision, measured
 from training.planning.run import make_plan
 
 WIDTH, LAYERS, LENGTH = 80, 4, 24  # no activation, shard or pair of matrices has the shape of another matrix
@@ -32,12 +31,11 @@ def test_whole_weights_are_alive_only_where_the_stage_needs_them_and_all_learn_a
     """
     model = {"n_layer": LAYERS, "n_embd": WIDTH, "seq_len": LENGTH, "dropout": 0.0}
     config = make_run(tmp_path, model=model, parallel={"data": 2})
-    launch_ok(2, "tests.training.memory_worker", config, precision)
-    ranks = [json.loads(config.with_name(f"seen.{rank}.json").read_text()) for rank in (0, 1)]
+    ranks = on_ranks(2, measured, config, precision)
     assert ranks[0] == ranks[1]
     size = getattr(torch, precision).itemsize
     for zero_stage, recompute in product(STAGES, RECOMPUTE):
-        weights = ranks[0][f"{precision} {recompute} {zero_stage}"]
+        weights = ranks[0][f"{recompute} {zero_stage}"]
         gathered = ROOT if zero_stage == 3 else ROOT + LAYERS * LAYER
         assert weights["forward"] == (gathered + HEAD) * size  # the head's gradient exists, too
         assert weights["after"] == 0
@@ -50,9 +48,9 @@ def test_whole_weights_are_alive_only_where_the_stage_needs_them_and_all_learn_a
         gathers = (0, groups, groups, (2 * LAYERS + 1) * count)[zero_stage]
         sums = groups * (count if zero_stage >= 2 else 1)
         casts = 0 if zero_stage else parameters
-        assert ranks[0][f"{precision} {zero_stage} traffic"][count - 1] == [gathers, sums, casts]
+        assert ranks[0][f"{zero_stage} traffic"][count - 1] == [gathers, sums, casts]
 
-    first, *others = (ranks[0][f"{precision} {stage}"] for stage in STAGES)
+    first, *others = (ranks[0][f"{stage}"] for stage in STAGES)
     near = max(torch.finfo(getattr(torch, precision)).eps / 2, 1e-5)
     for other in others:
         assert tuple(other[0]) == pytest.approx(first[0], rel=1e-5)
