@@ -113,6 +113,11 @@ def settings_of(config: Path) -> Settings:
     return load_settings(config, model="tiny")
 
 
+def plan_of(config: Path, *overrides: str) -> Plan:
+    """The plan of a configuration's model."""
+    return make_plan(load_settings(config, overrides, "tiny"), "tiny")
+
+
 def course(run: Path) -> list[tuple[str, ...]]:
     """The columns of a model folder's train.csv that must be equal in two runs, whatever the machine's speed."""
     keys = ("iteration", "consumed_samples", "learning_rate", "lm_loss", "grad_norm", "skipped", "non_finite")
@@ -152,7 +157,7 @@ def open_session(plan: Plan, world: World = ALONE) -> Session:
 
 def make_session(folder: Path, **sections: Any) -> Session:
     """A session of one process with the configuration that `make_run` writes."""
-    return open_session(make_plan(settings_of(make_run(folder, **sections)), "tiny"))
+    return open_session(plan_of(make_run(folder, **sections)))
 
 
 def step_batches(session: Session, consumed: int) -> Generator[list[Batch], None, None]:

@@ -28,8 +28,8 @@ from tests.training.helpers import (
     byte_documents,
     on_ranks,
     open_session,
+    plan_of,
     save_checkpoint,
-    settings_of,
     step_batches,
     write_config,
     write_corpus,
@@ -41,7 +41,6 @@ from training.model_folder import checkpoint_folder
 from training.monitoring.outputs import next_logits
 from training.optimizer import learning_rate
 from training.parallel.dtensor import local_shard
-from training.planning.run import make_plan
 from training.step import train_step, validate
 
 TOLERANCE = {"loss": 1e-5, "norm": 1e-5, "valid": 1e-5, "weights": 1e-4, "value": 1e-4}
@@ -146,7 +145,7 @@ def write_start(folder: Path, single: Layout, steps: int = STEPS) -> None:
     valid = np.concatenate(documents)[: _VALID * MODEL["seq_len"] + 1]  # an evaluation also counts tokens after samples
     documents = [*documents, valid]
     write_corpus(folder / "dataset", documents, single.vocab_size)
-    plan = make_plan(settings_of(single.write(folder, folder / "dataset", steps)), "tiny")
+    plan = plan_of(single.write(folder, folder / "dataset", steps))
     session = open_session(plan, ALONE)
     save_checkpoint(folder / "seed", session.parameters, session.optimizer, Progress(0, 0), plan)
     config = single.write(folder / "single", folder / "dataset", steps + MORE)
@@ -158,8 +157,7 @@ def train(world: World, config: Path, start: Path, resumed: Path, steps: int = S
 
     Losses and gradient norms of all steps, and of the checkpoint: validation loss, logits, parameters of this rank.
     """
-    settings = settings_of(config)
-    plan = make_plan(settings, "tiny")
+    plan = plan_of(config)
     session, section = open_session(plan, world), plan.experiment.train
     scale = LOSS_SCALE if section.precision == "float16" else 1.0
     seen: dict[str, Any] = {"loss": [], "norm": []}
@@ -180,7 +178,7 @@ def train(world: World, config: Path, start: Path, resumed: Path, steps: int = S
     seen["valid"] = validate(session, plan.data.valid, plan.data.valid.per_epoch)
     seen["logits"] = next_logits(session, b"The").tolist()
     seen["parameters"] = sum(local_shard(value).numel() for value in session.parameters.values())
-    save_checkpoint(settings.model_folder("tiny"), session.parameters, session.optimizer, progress, plan)
+    save_checkpoint(config.parent / "models/tiny", session.parameters, session.optimizer, progress, plan)
     continued(saved_in(resumed, steps), MORE)
     return seen
 

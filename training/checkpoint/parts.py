@@ -1,4 +1,7 @@
-"""The tensors of a checkpoint as the parts that its ranks hold, write and read.
+"""The tensors of a checkpoint as the parts that its ranks hold, written, and read in any layout.
+
+They are `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` and `step`. There is no random state to save: dropout and data
+order are pure functions of the seed and the position in the run.
 
 tensors.json says of each tensor its shape and its parts: rectangles that tile it, each a tensor of the same name in a
 safetensors file. A part that several ranks hold is written by one of them.
@@ -6,7 +9,7 @@ safetensors file. A part that several ranks hold is written by one of them.
     {"model.wpe.weight": {"shape": [1024, 768], "parts": [
         {"file": "rank_0_0.safetensors", "offset": [0, 0], "shape": [512, 768]}, …]}, …}
 
-A checkpoint has the true vocabulary rows only: padding belongs to a layout.
+A checkpoint has the true vocabulary rows only: padding belongs to a layout, and is zero after a load.
 """
 
 import math
@@ -19,14 +22,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from pydantic import BaseModel, NonNegativeInt, TypeAdapter, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.errors import CheckpointError
 from common.files import digest, write_json
 from training.checkpoint.files import THREADS, StoredTensor, read_file, write_file
 from training.checkpoint.manifest import Manifest
-from training.parallel.collectives import all_gather
+from training.parallel.collectives import all_gather, run_on_all_ranks
 from training.parallel.dtensor import local_shard, shard_bounds, true_shape
+from training.tensors import Sizes, all_names, leaf_of
 
 TENSORS = "tensors.json"
 _MIN_FILE = 64 << 20  # bytes: a rank starts a second file only above this
@@ -63,6 +67,19 @@ class Entry(BaseModel):
 
 
 _INDEX = TypeAdapter(dict[str, Entry])
+
+
+def state_tensors(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The parameters and optimiser state by their names in a checkpoint, vocabulary padding included.
+
+    All alias live memory.
+    """
+    tensors: dict[str, Tensor] = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        state = optimizer.state[parameter]
+        tensors |= {f"{moment}.{name}": state[moment] for moment in ("exp_avg", "exp_avg_sq")}
+        tensors["step"] = state["step"]  # equal for all parameters
+    return tensors
 
 
 def held_shards(tensors: Mapping[str, Tensor], vocab_size: int) -> tuple[dict[str, Shard], dict[str, Tensor]]:
@@ -231,3 +248,36 @@ def _copy_overlap(stored: StoredTensor, part: StoredPart, wanted: Shard, target:
         stored.read_into(region)
     else:
         region.copy_(stored.read()[(slice(None), *columns)])
+
+
+def load(manifest: Manifest, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """Load a checkpoint into this rank's parameters and optimiser state, in any layout (a collective call).
+
+    Each rank reads its own shards, in place. Raises CheckpointError on all ranks if files are missing or damaged after
+    their verification.
+    """
+    tensors = state_tensors(parameters, optimizer)
+    run_on_all_ranks(lambda: _read(manifest, tensors))
+    for parameter in parameters.values():
+        optimizer.state[parameter]["step"].copy_(tensors["step"])
+
+
+def load_weights(manifest: Manifest) -> dict[str, Tensor]:
+    """The full model of a checkpoint, in this process: {name: float32 tensor}, without vocabulary padding."""
+    model = manifest.experiment.model
+    sizes = Sizes(model.n_embd, 4 * model.n_embd, model.seq_len, model.vocab_size)
+    weights = {name: torch.empty(leaf_of(name).shape(sizes)) for name in all_names(model.n_layer)}
+    _read(manifest, {f"model.{name}": tensor for name, tensor in weights.items()})
+    return weights
+
+
+def _read(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
+    """Fill `tensors`; padding rows become zero."""
+    shards, values = held_shards(tensors, manifest.experiment.model.vocab_size)
+    for key, tensor in tensors.items():
+        if tensor.dim():
+            local_shard(tensor.detach())[shards[key].shape[0] :].zero_()
+    try:
+        read_shards(manifest, shards, values)
+    except OSError as error:
+        raise CheckpointError(f"{manifest.path}: cannot be read ({error})") from error

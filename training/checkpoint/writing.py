@@ -27,9 +27,8 @@ from common.folders import swap_folder
 from common.settings import Experiment, TokenizeSettings
 from training.checkpoint.lookup import discard, prune
 from training.checkpoint.manifest import MANIFEST, Manifest, Progress, copy_vocabulary
-from training.checkpoint.parts import Shard, choose_shards, held_shards, write_index, write_shards
+from training.checkpoint.parts import Shard, choose_shards, held_shards, state_tensors, write_index, write_shards
 from training.checkpoint.replicas import Replicas, compare_replicas
-from training.checkpoint.state import copy_to_cpu, state_tensors
 from training.dataset.blend import Blend
 from training.model_folder import checkpoint_folder, checkpoint_folders
 from training.parallel.collectives import all_gather, run_on_all_ranks
@@ -95,7 +94,7 @@ class CheckpointWriter:
         if self._thread is None:
             self.newest = self._write(shards, values, progress, replicas)
         else:
-            copy_to_cpu(values, self._copies)
+            _copy_to_cpu(values, self._copies)
             self._pending = self._thread.submit(self._write, shards, self._copies, progress, replicas)
 
     @property
@@ -121,6 +120,16 @@ class CheckpointWriter:
         best = progress.best.get("iteration") if train.keep_best else None
         prune(run.folder, train.keep_last, train.keep_every, self._verified, self._group, run.may_write, best)
         return path
+
+
+def _copy_to_cpu(values: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+    """Copy tensors into CPU `buffers`, which are allocated on the first call."""
+    for key, value in values.items():
+        if key not in buffers:
+            buffers[key] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+        buffers[key].copy_(value, non_blocking=True)
+    if any(value.is_cuda for value in values.values()):
+        torch.cuda.synchronize()
 
 
 def write(

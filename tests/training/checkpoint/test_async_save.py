@@ -23,8 +23,8 @@ from tests.training.helpers import (
     make_session,
     on_rank,
     open_session,
+    plan_of,
     save_checkpoint,
-    settings_of,
     step_batches,
     tensor_files,
 )
@@ -33,7 +33,6 @@ from training.checkpoint import Progress, writing
 from training.launch.process_group import World
 from training.model_folder import checkpoint_folder, checkpoint_folders
 from training.parallel.dtensor import local_shard
-from training.planning.run import make_plan
 from training.step import train_step
 from training.train import main as train
 
@@ -103,10 +102,9 @@ def test_a_run_that_saves_in_the_background_ends_when_its_last_checkpoint_is_the
 def save_with_faults(world: World, config: Path) -> None:
     """Train and save two steps. On the last rank, a number of a LayerNorm differs before the first save, and no file
     may grow in the second, as on a full disk."""
-    settings = settings_of(config)
-    session = open_session(make_plan(settings, "tiny"), world)
+    session, folder = open_session(plan_of(config), world), config.parent / "models/tiny"
     last_rank, steps = world.rank == world.size - 1, step_batches(session, 0)
-    with closing(steps), checkpoint_writer(session, settings.model_folder("tiny")) as saver:
+    with closing(steps), checkpoint_writer(session, folder) as saver:
         for iteration in (1, 2):
             train_step(session, iteration, next(steps), 0.01)
             if last_rank and iteration == 1:
@@ -201,6 +199,7 @@ def test_what_a_kill_left_of_a_removal_goes_and_a_checkpoint_of_the_same_iterati
     saved: Session, tmp_path: Path
 ) -> None:
     old = tmp_path / "run" / "iter_0000002"
+    (old / "manifest.json.tmp").write_text("half")
     old.rename(old.with_name(old.name + ".tmp"))
     newest = tmp_path / "run" / "iter_0000008"
     before = checkpoint.read_manifest(newest)

@@ -24,8 +24,8 @@ from tests.training.helpers import (
     make_run,
     make_session,
     open_session,
+    plan_of,
     save_checkpoint,
-    settings_of,
     step_batches,
     write_corpus,
 )
@@ -33,7 +33,7 @@ from training import checkpoint
 from training.checkpoint import Manifest, Progress, parts
 from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples
-from training.planning.run import Plan, make_plan
+from training.planning.run import Plan
 from training.step import train_step
 
 
@@ -210,9 +210,9 @@ def test_another_text_in_documents_of_the_same_lengths_is_refused(tmp_path: Path
     write_corpus(prefix, byte_documents(60), vocab_size)
     if vocab_size is None:
         prefix.with_name(prefix.name + ".json").unlink(missing_ok=True)
-    plan = make_plan(settings_of(config), "tiny")
+    plan = plan_of(config)
     manifest = save(open_session(plan, ALONE), tmp_path / "run")
-    check_fits(manifest, make_plan(settings_of(config), "tiny"))
+    check_fits(manifest, plan_of(config))
     shutil.copytree(prefix.parent, tmp_path / "elsewhere")
     moved = Samples(Corpus.open(tmp_path / "elsewhere" / prefix.name), range(54), 8)
     check_fits(manifest, replace(plan, data=plan.data._replace(train=Blend([moved], [1]))))
@@ -220,4 +220,4 @@ def test_another_text_in_documents_of_the_same_lengths_is_refused(tmp_path: Path
     documents[7][3] ^= 1
     write_corpus(prefix, documents, vocab_size)
     with pytest.raises(CheckpointError, match="iter_0000002"):
-        check_fits(manifest, make_plan(settings_of(config), "tiny"))
+        check_fits(manifest, plan_of(config))

@@ -25,7 +25,6 @@ from training.launch.process_group import World
 from training.monitoring import blame
 from training.monitoring.outputs import target_losses
 from training.parallel.dtensor import local_shard
-from training.planning.run import make_plan
 from training.step import train_step
 
 ITERATIONS, PLANTED, BATCH = 300, 20, 2
@@ -110,7 +109,7 @@ def trained(session: helpers.Session, losses: dict[int, float] | None) -> list[t
 
 def looked_at(world: World, config: Path) -> tuple[dict[int, float], bool]:
     """The losses by sample of a training that looks at every step, and whether it ends like one that does not."""
-    plan, losses = make_plan(helpers.settings_of(config), "tiny"), dict[int, float]()
+    plan, losses = helpers.plan_of(config), dict[int, float]()
     seeing, blind = (trained(helpers.open_session(plan, world), seen) for seen in (losses, None))
     return losses, all(map(torch.equal, seeing, blind))
 

@@ -1,13 +1,77 @@
 """A compiled step has no graph break in any layout, and no part of it silently runs eagerly."""
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.utils import counters
 
-from tests.training.compile_worker import STEPS, courses
-from tests.training.helpers import make_run, on_ranks
+from tests.training.helpers import make_run, on_ranks, open_session, plan_of, settings_of, step_batches
+from training.checkpoint.replicas import compare_replicas
+from training.launch.process_group import World
+from training.step import train_step, validate
+
+STEPS = 2
+
+
+@contextmanager
+def counted_graphs() -> Iterator[list[int]]:
+    """Inside, torch.compile counts how often each of its graphs runs forward.
+
+    The compiler's front end is the real one; its graphs run as they are (`aot_eager`), which takes no C++ compiler.
+    """
+    runs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        compiled, index = aot_eager(graph, inputs), len(runs)
+        runs.append(0)
+
+        def run(*arguments: Any) -> Any:
+            runs[index] += 1
+            return compiled(*arguments)
+
+        return run
+
+    real = torch.compile
+    torch.compile = lambda function: real(function, backend=backend)  # type: ignore[assignment]
+    torch._dynamo.reset()
+    counters.clear()
+    try:
+        yield runs
+    finally:
+        torch.compile = real
+
+
+def course(config: Path, world: World, mode: str) -> dict[str, Any]:
+    """Two steps and a validation in a mode of train.compile: what they find, graphs and breaks."""
+    plan = plan_of(config, f"train.compile={mode}")
+    with counted_graphs() as runs:
+        session = open_session(plan, world)
+        batches = step_batches(session, 0)
+        found = [train_step(session, iteration, next(batches), 0.01)[:2] for iteration in range(1, STEPS + 1)]
+        batches.close()
+        seen: dict[str, Any] = {"train": found, "train graphs": sorted(runs)}
+        runs[:] = [0] * len(runs)
+        seen["valid"] = validate(session, plan.data.valid, plan.experiment.train.global_batch_size)
+    frames = counters["frames"]
+    return seen | {
+        "valid graphs": sorted(filter(None, runs)),
+        "breaks": [*counters["graph_break"], *counters["unimplemented"]],
+        "skipped frames": frames["total"] - frames["ok"],
+        "drifted": [*compare_replicas(session.parameters).drifted],
+    }
+
+
+def courses(world: World, config: Path) -> dict[str, dict[str, Any]]:
+    """The course of a configuration without and with its compiler."""
+    mode = settings_of(config).models["tiny"].train.compile
+    return {"eager": course(config, world, "none"), "compiled": course(config, world, mode)}
+
 
 LAYERS, MICRO_BATCHES = 3, 8  # of a global batch of 16 samples, before they are shared by data-parallel ranks
 SEQUENCE = {"tensor": 2, "sequence_parallel": True}

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.training.helpers import make_run, on_ranks, open_session, settings_of, step_batches
+from tests.training.helpers import make_run, on_ranks, open_session, plan_of, step_batches
 from training.launch.process_group import World
 from training.optimizer import learning_rate
-from training.planning.run import make_plan
 from training.step import train_step, validate
 
 # float32 sums in another order: 1e-7 a step, which the optimiser amplifies; a wrong split is off by 1e-2 and more
@@ -18,7 +17,7 @@ TOLERANCE = 1e-4
 
 def steps(world: World, config: Path) -> dict[str, Any]:
     """Train to the last iteration: losses, gradient norms, validation loss."""
-    plan = make_plan(settings_of(config), "tiny")
+    plan = plan_of(config)
     session = open_session(plan, world)
     seen: dict[str, Any] = {"loss": [], "norm": []}
     train = plan.experiment.train
