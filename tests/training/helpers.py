@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from training.dataset.batches import Batch
 from training.launch.process_group import World, started
 from training.launch.rank import read_launch
 from training.planning.run import Plan, make_plan
+from training.step import StepResult, train_step
 
 Capsys = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -163,6 +164,12 @@ def make_session(folder: Path, **sections: Any) -> Session:
 def step_batches(session: Session, consumed: int) -> Generator[list[Batch], None, None]:
     """Micro-batches of the plan's training data."""
     return step.step_batches(session, session.plan.data.train, consumed)
+
+
+def train_steps(session: Session, count: int, rate: float = 0.01, scale: float = 1.0) -> list[StepResult]:
+    """The first steps of a training."""
+    with closing(step_batches(session, 0)) as batches:
+        return [train_step(session, number, next(batches), rate, scale) for number in range(1, count + 1)]
 
 
 def checkpoint_writer(session: Session, folder: Path, may_write: Callable[[], None] = lambda: None) -> CheckpointWriter:

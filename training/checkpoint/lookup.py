@@ -1,20 +1,18 @@
-"""Find a checkpoint that can be used, check that it fits the run that resumes from it, and remove old ones."""
+"""Find a checkpoint that can be used, check that it fits the run that resumes from it, and remove one."""
 
 import re
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from common.console import warn
-from common.errors import CheckpointError, CheckpointVersionError, InputError, TrainingError
+from common.errors import CheckpointError, CheckpointVersionError, InputError
 from common.folders import first_foreign_file, remove_own
 from common.settings import Experiment
 from training.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify
 from training.dataset.blend import Blend
-from training.model_folder import checkpoint_folders, is_checkpoint_name, iteration_of
+from training.model_folder import checkpoint_folders, is_checkpoint_name
 from training.parallel.collectives import all_gather
 
 # files that a save writes; a folder with any other is never removed
@@ -114,39 +112,7 @@ def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: B
             )
 
 
-def prune(
-    model_folder: Path,
-    keep_last: int,
-    keep_every: int,
-    verified: set[Path],
-    group: Any = None,
-    may_write: Callable[[], None] = lambda: None,
-    best: int | None = None,
-) -> None:
-    """Remove checkpoints older than the newest `keep_last` undamaged ones (a collective call).
-
-    Checkpoints at multiples of `keep_every` iterations stay, and that of iteration `best`. keep_last 0 keeps all;
-    keep_every 0 has no effect.
-    Checkpoints in `verified` are not read again; those that are found undamaged are added to it. Nothing more is
-    removed once `may_write` raises TrainingError on rank 0, because another job has the folder.
-    """
-    if not keep_last:
-        return
-    kept = 0
-    for folder in all_gather(checkpoint_folders(model_folder), group)[0]:
-        if kept < keep_last:
-            if not find_damage(folder, group, content=folder not in verified):
-                kept += 1
-                verified.add(folder)
-        elif iteration_of(folder) != best and not (keep_every and iteration_of(folder) % keep_every == 0):
-            verified.discard(folder)
-            if not dist.is_initialized() or dist.get_rank() == 0:
-                with suppress(TrainingError):
-                    may_write()
-                    _remove(folder)
-
-
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
     """Rename a checkpoint, then delete it, so that a kill in between leaves no folder with a checkpoint's name."""
     if foreign := first_foreign_file(folder, _OWN.fullmatch):
         warn(f"{folder}: not removed: {foreign.name} in it does not belong to a checkpoint")

@@ -12,6 +12,7 @@ time: the next save and the end wait for it, and raise its error.
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.console import say, warn
-from common.errors import CheckpointError, ToolkitError
+from common.errors import CheckpointError, ToolkitError, TrainingError
 from common.files import write_json, write_text
 from common.folders import swap_folder
 from common.settings import Experiment, TokenizeSettings
-from training.checkpoint.lookup import discard, prune
+from training.checkpoint.lookup import discard, find_damage, remove
 from training.checkpoint.manifest import MANIFEST, Manifest, Progress, copy_vocabulary
 from training.checkpoint.parts import Shard, choose_shards, held_shards, state_tensors, write_index, write_shards
 from training.checkpoint.replicas import Replicas, compare_replicas
 from training.dataset.blend import Blend
-from training.model_folder import checkpoint_folder, checkpoint_folders
+from training.model_folder import checkpoint_folder, checkpoint_folders, iteration_of
 from training.parallel.collectives import all_gather, run_on_all_ranks
 from training.parallel.sizes import padded_vocab_size
 
@@ -116,10 +117,28 @@ class CheckpointWriter:
         if self._on_rank0:
             say(f"saved {path}")
         self._verified.add(path)
-        run, train = self.run, self._train
-        best = progress.best.get("iteration") if train.keep_best else None
-        prune(run.folder, train.keep_last, train.keep_every, self._verified, self._group, run.may_write, best)
+        self._prune(progress.best.get("iteration") if self._train.keep_best else None)
         return path
+
+    def _prune(self, best: int | None) -> None:
+        """Remove checkpoints older than the newest `keep_last` undamaged ones; 0 keeps all (a collective call).
+
+        Those at multiples of `keep_every` iterations stay, and that of iteration `best`. Nothing more is removed once
+        another job has the folder.
+        """
+        keep_last, keep_every, kept = self._train.keep_last, self._train.keep_every, 0
+        for folder in all_gather(checkpoint_folders(self.run.folder), self._group)[0] if keep_last else ():
+            iteration = iteration_of(folder)
+            if kept < keep_last:
+                if not find_damage(folder, self._group, content=folder not in self._verified):
+                    kept += 1
+                    self._verified.add(folder)
+            elif iteration != best and not (keep_every and iteration % keep_every == 0):
+                self._verified.discard(folder)
+                with suppress(TrainingError):
+                    if self._on_rank0:
+                        self.run.may_write()
+                        remove(folder)
 
 
 def _copy_to_cpu(values: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:

@@ -4,7 +4,6 @@ import os
 import shutil
 from copy import deepcopy
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from tests.training.helpers import (
     open_session,
     plan_of,
     save_checkpoint,
-    step_batches,
+    train_steps,
     write_corpus,
 )
 from training import checkpoint
@@ -34,15 +33,13 @@ from training.checkpoint import Manifest, Progress, parts
 from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples
 from training.planning.run import Plan
-from training.step import train_step
 
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
     """A tiny model after two steps."""
     session = make_session(tmp_path)
-    for iteration, batches in enumerate(islice(step_batches(session, 0), 2), start=1):
-        train_step(session, iteration, batches, 0.01)
+    train_steps(session, 2)
     return session
 
 

@@ -11,10 +11,10 @@ import torch
 from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
 
-from tests.training.helpers import make_run, on_ranks, open_session, plan_of, settings_of, step_batches
+from tests.training.helpers import make_run, on_ranks, open_session, plan_of, settings_of, train_steps
 from training.checkpoint.replicas import compare_replicas
 from training.launch.process_group import World
-from training.step import train_step, validate
+from training.step import validate
 
 STEPS = 2
 
@@ -52,9 +52,7 @@ def course(config: Path, world: World, mode: str) -> dict[str, Any]:
     plan = plan_of(config, f"train.compile={mode}")
     with counted_graphs() as runs:
         session = open_session(plan, world)
-        batches = step_batches(session, 0)
-        found = [train_step(session, iteration, next(batches), 0.01)[:2] for iteration in range(1, STEPS + 1)]
-        batches.close()
+        found = [step[:2] for step in train_steps(session, STEPS)]
         seen: dict[str, Any] = {"train": found, "train graphs": sorted(runs)}
         runs[:] = [0] * len(runs)
         seen["valid"] = validate(session, plan.data.valid, plan.experiment.train.global_batch_size)

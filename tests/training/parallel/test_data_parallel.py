@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.training.helpers import Session, make_run, on_ranks, open_session, plan_of, step_batches
+from tests.training.helpers import Session, make_run, on_ranks, open_session, plan_of, step_batches, train_steps
 from training.launch.process_group import World
 from training.parallel.data_parallel import before_backward
 from training.parallel.dtensor import local_shard
@@ -24,11 +24,8 @@ LOSS_SCALE = 2.0**10  # float16: no gradient of this model over- or underflows w
 
 def course(session: Session, steps: int = 3) -> list[tuple[float, float]]:
     """Losses and gradient norms."""
-    batches = step_batches(session, 0)
     scale = LOSS_SCALE if session.experiment.train.precision == "float16" else 1.0
-    found = [train_step(session, number, next(batches), 0.01, scale)[:2] for number in range(1, steps + 1)]
-    batches.close()
-    return found
+    return [step[:2] for step in train_steps(session, steps, scale=scale)]
 
 
 def whole_weights(session: Session) -> int:

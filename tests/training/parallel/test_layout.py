@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.training.helpers import make_run, on_ranks, open_session, plan_of, step_batches
+from tests.training.helpers import make_run, on_ranks, open_session, plan_of, train_steps
 from training.launch.process_group import World
-from training.optimizer import learning_rate
-from training.step import train_step, validate
+from training.step import validate
 
 # float32 sums in another order: 1e-7 a step, which the optimiser amplifies; a wrong split is off by 1e-2 and more
 TOLERANCE = 1e-4
@@ -19,17 +18,9 @@ def steps(world: World, config: Path) -> dict[str, Any]:
     """Train to the last iteration: losses, gradient norms, validation loss."""
     plan = plan_of(config)
     session = open_session(plan, world)
-    seen: dict[str, Any] = {"loss": [], "norm": []}
-    train = plan.experiment.train
-    batches = step_batches(session, 0)
-    for iteration in range(1, train.iterations + 1):
-        rate = learning_rate(iteration - 1, train)
-        step = train_step(session, iteration, next(batches), rate)
-        seen["loss"].append(step.loss)
-        seen["norm"].append(step.grad_norm)
-    # 7 samples: no multiple of a batch of 2 over any number of ranks
-    seen["valid"] = validate(session, plan.data.valid, 7)
-    return seen
+    found = train_steps(session, plan.experiment.train.iterations)
+    valid = validate(session, plan.data.valid, 7)  # samples: no multiple of a batch of 2 over any number of ranks
+    return {"loss": [step.loss for step in found], "norm": [step.grad_norm for step in found], "valid": valid}
 
 
 def run_layouts(folder: Path, parallel: dict[str, Any], *runs: dict[str, Any], dropout: float = 0.0) -> list[Any]:
