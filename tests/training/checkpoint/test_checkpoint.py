@@ -78,6 +78,7 @@ def test_weights_moments_and_position_come_back_bit_for_bit(
     assert torch.equal(checkpoint.load_weights(manifest)["wpe.weight"], session.parameters["wpe.weight"])
     stored = read_json(manifest.path / "tensors.json")
     assert [stored[f"{part}.wte.weight"]["shape"] for part in ("model", "exp_avg", "exp_avg_sq")] == [[257, 32]] * 3
+    assert [part["shape"] for part in stored["model.wte.weight"]["parts"]] == [[257, 32]]
 
 
 def test_a_checkpoint_is_plain_data_and_an_index_that_was_changed_is_refused_in_one_line(
