@@ -31,13 +31,13 @@ from common.files import read_json, write_json
 from common.settings import Experiment, ParallelSettings
 from training.kernels import library
 from training.kernels.cases import Shapes, cases, milliseconds, time_op, verify
+from training.launch.device import precision_type
 from training.launch.process_group import World
 from training.model import Linear
 from training.parallel.collectives import all_gather, run_on_rank0
 from training.parallel.layout import build_model
 from training.parallel.pipeline import Stage
 from training.parallel.sizes import padded_vocab_size
-from training.precision import precision_type
 from training.tensors import leaf_of
 
 _SWITCHES = {"flash": "flash", "cudnn": "cudnn", "efficient": "mem_efficient", "math": "math"}  # torch's names
