@@ -11,9 +11,10 @@ import shutil
 import sys
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -62,10 +63,9 @@ def our_clean(source: Path, target: Path) -> Timed:
     """`corpus.clean` with one worker."""
     from corpus.clean import clean
 
-    texts = [*[document["text"] for document in read_documents(source)][:20], "é 1234 " * 100]
-    few = ({"id": f"{n:016x}", "text": text} for n, text in enumerate(texts))
-    one = write_documents(source.with_name("one.jsonl.zst"), few)
-    clean([one], target, CleanSettings(), workers=1, allow_empty=True)  # loads the language profiles
+    odd = {"id": "0" * 16, "text": "é 1234 " * 100}
+    few = write_documents(source.with_name("few.jsonl.zst"), [*islice(read_documents(source), 20), odd])
+    clean([few], target, CleanSettings(), workers=1, allow_empty=True)  # loads the language profiles
 
     def run() -> dict[str, Any]:
         clean([source], target, CleanSettings(), workers=1, allow_empty=True)
@@ -91,6 +91,12 @@ def clean(arguments: Namespace) -> Iterator[Row]:
             yield {"texts": name, **row, "kept": len(row["kept"]), "decided alike %": 100 * alike}
 
 
+def _with_each(call: Callable[[str], object], source: Path) -> Timed:
+    """Call a function with every text; the texts are in memory, the answers are dropped."""
+    texts = [document["text"] for document in read_documents(source)]
+    return lambda: deque(map(call, texts), maxlen=0)
+
+
 def _ngrams(text: str) -> list[str]:
     return list({text[start : start + 5] for start in range(len(text) - 4)})
 
@@ -99,15 +105,12 @@ def rensa_signatures(source: Path) -> Timed:
     """R-MinHash with 120 permutations over character 5-grams."""
     from rensa import RMinHash
 
-    texts = [document["text"] for document in read_documents(source)]
+    def signature(text: str) -> None:
+        minhash = RMinHash(num_perm=120, seed=1)
+        minhash.update(_ngrams(text))
+        minhash.digest()
 
-    def run() -> None:
-        for text in texts:
-            minhash = RMinHash(num_perm=120, seed=1)
-            minhash.update(_ngrams(text))
-            minhash.digest()
-
-    return run
+    return _with_each(signature, source)
 
 
 def _minhash(document: Document) -> Any:
@@ -138,23 +141,15 @@ def our_signatures(source: Path) -> Timed:
     """MinHash with 120 permutations over character 5-grams."""
     from corpus.dedup.shingles import MinHasher
 
-    texts = [document["text"] for document in read_documents(source)]
-    hasher = MinHasher(DedupSettings())
-
-    def run() -> None:
-        for text in texts:
-            hasher.signature(text)
-
-    return run
+    return _with_each(MinHasher(DedupSettings()).signature, source)
 
 
 def our_dedup(source: Path, target: Path) -> Timed:
     """`corpus.dedup run`, with reading, signatures, verification and writing."""
     from corpus.dedup.__main__ import dedup
 
-    few = list(read_documents(source))[:20]
-    one = write_documents(source.with_name("few.jsonl.zst"), few)
-    dedup([one], target.with_name("warm"), DedupSettings())  # imports modules
+    few = write_documents(source.with_name("few.jsonl.zst"), islice(read_documents(source), 20))
+    dedup([few], target.with_name("warm"), DedupSettings())  # imports modules
     return lambda: {"kept": dedup([source], target, DedupSettings()).documents_out}
 
 
@@ -162,10 +157,8 @@ def dedup(arguments: Namespace) -> Iterator[Row]:
     """Deduplication beside datasketch, and its signatures beside rensa."""
     documents = with_copies(arguments.count)
     source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out"
-    rensa = {"signatures: rensa": partial(rensa_signatures, source)} if find_spec("rensa") else {}
-    signatures = rensa | {
-        "signatures: corpus.dedup": partial(our_signatures, source),
-    }
+    signatures = {"signatures: rensa": partial(rensa_signatures, source)} if find_spec("rensa") else {}
+    signatures["signatures: corpus.dedup"] = partial(our_signatures, source)
     whole = {
         "end to end: datasketch MinHashLSH, unverified": partial(datasketch_dedup, source),
         "end to end: corpus.dedup run, verified": partial(our_dedup, source, target),
@@ -191,10 +184,10 @@ def encoder(name: str, source: Path) -> Timed:
 
         os.environ["TIKTOKEN_CACHE_DIR"] = ""  # it would copy the files to /tmp
         ranks = data_gym_to_mergeable_bpe_ranks(str(files.vocab_bpe), str(files.encoder_json))
-        special = {END_OF_TEXT: 50256}
-        encode = tiktoken.Encoding(
-            "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special
-        ).encode_to_numpy
+        encoding = tiktoken.Encoding(
+            "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 50256}
+        )
+        encode = encoding.encode_to_numpy
     elif name.startswith("gigatoken"):
         import gigatoken
 

@@ -135,11 +135,12 @@ def _work(connection: Connection, parent: int) -> None:
     signal.set_wakeup_fd(-1)  # an event loop's, of the process that forked this one
     die_with_parent(parent)
     gc.freeze()  # keeps objects loaded before the fork in pages shared with the parent
-    function: Callable[[Any], Any] = _nothing
+    function: Callable[[Any], Any] | None = None
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_HANDLED_BY_PARENT, _END})
         while (message := connection.recv()) is not None:
             function = message[0] or function
+            assert function is not None
             answer = _answer(function, message[1])
             try:
                 connection.send(answer)
@@ -159,7 +160,3 @@ def _answer(function: Callable[[Any], Any], item: object) -> tuple[bool, object]
     except BaseException as error:
         error.add_note(f"in a worker process:\n{traceback.format_exc()}")
         return False, error
-
-
-def _nothing(_item: object) -> None:
-    """Placeholder until the first function arrives; never called."""

@@ -12,7 +12,7 @@ this reader, too, because Snakemake's own takes `no` for False.
 `python -m common.config > docs/config.md` writes the reference page from the models' docstrings.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -154,16 +154,6 @@ def load_settings(
             raise ConfigError(f"{path}: has a model {name!r}; train it with --model {name}, or choose another --name")
         raw, model = {**raw, "models": {**models, name: models[model]}}, name
     return validate(with_overrides(raw, overrides, model), str(path))
-
-
-def step_settings(
-    path: Path | None, overrides: Sequence[str] = (), model: str | None = None, name: str | None = None
-) -> Settings:
-    """The settings of one command: `load_settings` of `--config FILE`, or the defaults."""
-    if path is not None:
-        settings, model = load_settings(path, overrides, model, name), name or model
-        return settings.model_copy(update={"cluster": settings.cluster_of(model)}) if model else settings
-    return validate(with_overrides({"run": "results", "urls": ["-"]}, overrides), "command line")
 
 
 def settings_text(settings: Settings) -> str:

@@ -5,8 +5,7 @@
 A clone of the repository is such a folder already; this is for a toolkit that was installed from a wheel. Then, in the
 folder, `python -m workflow.demo` runs the demo, and `snakemake` what a configuration asks for. The files are copies:
 after an upgrade, start another folder, or give --force to replace them. Each call also writes config.schema.json, in a
-clone
-too: editors with a YAML language server check configurations by it.
+clone too: editors with a YAML language server check configurations by it.
 """
 
 import argparse

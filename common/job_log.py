@@ -16,8 +16,7 @@ from typing import NamedTuple
 from common.config import JOB_SETTINGS
 from common.console import say
 
-_LAST_LINE = re.compile(rb"finished after ([\d.]+) s; largest process (\d+) MB\s*\Z")
-_LONGEST = 100  # bytes of the line
+_LAST_LINE = re.compile(r"finished after ([\d.]+) s; largest process (\d+) MB$")
 _STARTED = time.monotonic()  # imports of this module come first in every command
 
 
@@ -40,10 +39,16 @@ def finish() -> None:
         say(f"finished after {time.monotonic() - _STARTED:.1f} s; largest process {peak / 1e6:.0f} MB")
 
 
-def read(path: Path) -> JobTime | None:
-    """The last line of a log; None while its command runs, and if it failed."""
+def last_line(path: Path) -> tuple[str, float]:
+    """The last line of a log, of up to 4 KB, and its date in Unix time."""
     with path.open("rb") as log:
         facts = os.fstat(log.fileno())
-        log.seek(max(0, facts.st_size - _LONGEST))
-        found = _LAST_LINE.search(log.read())
-    return JobTime(float(found[1]), int(found[2]), facts.st_mtime) if found else None
+        log.seek(max(0, facts.st_size - 4096))
+        return log.read().decode(errors="replace").rstrip().rpartition("\n")[2], facts.st_mtime
+
+
+def read(path: Path) -> JobTime | None:
+    """The time and memory in a log; None while its command runs, and if it failed."""
+    line, ended = last_line(path)
+    found = _LAST_LINE.search(line)
+    return JobTime(float(found[1]), int(found[2]), ended) if found else None

@@ -8,7 +8,7 @@ import csv
 import html
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import quote
@@ -122,24 +122,18 @@ def as_svg(figure: Any, label: str, titles: Mapping[str, str | Sequence[str]] | 
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = _PLACES.sub(lambda match: _DIGITS.sub(r"\1", match[0]), re.sub(r">\s*\n\s*<", "><", text))
 
-    def group(match: re.Match[str]) -> str:
-        title = (titles or {}).get(match[1])
-        return f"<g{match[2]}>" + (f"<title>{html.escape(title)}</title>" if isinstance(title, str) else "")
-
-    for gid, points in (titles or {}).items():
-        if not isinstance(points, str):
-            text = _with_point_titles(text, gid, points)
-    text = re.sub(r'<g id="([^"]*)"([^>]*)>', group, text)  # nothing refers to groups, and all figures name them alike
-    return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1))
-
-
-def _with_point_titles(text: str, gid: str, titles: Sequence[str]) -> str:
-    """Put the titles into the first `<use …/>` elements, one per marker, after the group `gid` begins."""
-    begin = text.index(f'<g id="{gid}"')
-    end = text.index("</g></g>", begin)
-    left = iter(titles)
+    left: Iterator[str] = iter(())  # titles of the markers that follow
 
     def titled(match: re.Match[str]) -> str:
-        return f"<use{match[1]}><title>{html.escape(next(left))}</title></use>"
+        """A group without its id, because all figures name groups alike; or a marker."""
+        nonlocal left
+        gid, attributes, marker = match.groups()
+        if marker is None:
+            given = (titles or {}).get(gid, ())
+            left = iter(() if isinstance(given, str) else given)
+            return f"<g{attributes}>" + (f"<title>{html.escape(given)}</title>" if isinstance(given, str) else "")
+        title = next(left, None)
+        return match[0] if title is None else f"<use{marker}><title>{html.escape(title)}</title></use>"
 
-    return text[:begin] + re.sub(r"<use([^>]*)/>", titled, text[begin:end]) + text[end:]
+    text = re.sub(r'<g id="([^"]*)"([^>]*)>|<use([^>]*)/>', titled, text)
+    return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1))

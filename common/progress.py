@@ -5,7 +5,6 @@ the environment variable URLS_TO_GPT2_QUIET, which the processes that a command 
 all jobs of a Snakemake.
 """
 
-import os
 import re
 import sys
 import time
@@ -30,6 +29,7 @@ from rich.progress import (
 from rich.table import Column
 
 from common.console import is_quiet
+from common.job_log import last_line
 
 LOG_INTERVAL = 10.0  # seconds between two lines in a log
 _BAR_INTERVAL = 1.0  # seconds between two updates of the rates on a terminal
@@ -39,7 +39,7 @@ _SHARE = re.compile(r"(?<=\s)(\d+)/([1-9]\d*)(?=[\s,])")  # in the line of a met
 
 
 class Meter:
-    """Counts the items of one step. Rates leave out the first `done`, which an earlier run finished.
+    """Counts the items of one step; thread-safe. Rates leave out the first `done`, which an earlier run finished.
 
     with Meter("clean", "documents") as meter:
         meter.advance()
@@ -53,6 +53,7 @@ class Meter:
         self._bytes = 0
         self._note = ""
         self._bar: Progress | None = None
+        self._lock = Lock()
 
     def __enter__(self) -> "Meter":
         self._interval = LOG_INTERVAL
@@ -77,14 +78,15 @@ class Meter:
 
         Call it with a count of 0 while waiting, so that the log line still appears.
         """
-        self.done += count
-        self._bytes += size
-        self._note = note or self._note
-        if self._bar is not None and count:
-            self._bar.update(self._task, completed=self.done)
-        now = time.monotonic()
-        if now - self._samples[-1][0] >= self._interval:
-            self._show(now)
+        with self._lock:
+            self.done += count
+            self._bytes += size
+            self._note = note or self._note
+            if self._bar is not None and count:
+                self._bar.update(self._task, completed=self.done)
+            now = time.monotonic()
+            if now - self._samples[-1][0] >= self._interval:
+                self._show(now)
 
     def note(self, text: str) -> None:
         """Show a note without waiting for the next `advance`; in a log, only after a first line."""
@@ -116,19 +118,6 @@ class Meter:
             self._bar.stop()
 
 
-@contextmanager
-def count_bytes(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show the progress of `total` bytes: yields a thread-safe function that adds a number of bytes."""
-    lock = Lock()
-    with Meter(label, "bytes", total) as meter:
-
-        def advance(count: int) -> None:
-            with lock:
-                meter.advance(count, count)
-
-        yield advance
-
-
 @dataclass(frozen=True)
 class Running:
     """A step of a DAG that has running jobs."""
@@ -144,14 +133,12 @@ class Running:
         """The number of jobs done, fractions of running ones included, and the newest last line of their logs."""
         done, line, newest = float(self.finished), "", 0.0
         for path in self.logs[:_LOGS]:
-            with suppress(OSError), path.open("rb") as log:
-                facts = os.fstat(log.fileno())
-                log.seek(max(0, facts.st_size - 4096))
-                last = log.read().decode(errors="replace").rstrip().rpartition("\n")[2]
+            with suppress(OSError):
+                last, written = last_line(path)
                 if share := _SHARE.search(last):
                     done += min(1.0, int(share[1]) / int(share[2]))
-                if last and facts.st_mtime >= newest:
-                    line, newest = last.removeprefix(f"{self.name}: "), facts.st_mtime
+                if last and written >= newest:
+                    line, newest = last.removeprefix(f"{self.name}: "), written
         return done, line
 
 

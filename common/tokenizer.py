@@ -12,7 +12,7 @@ Source: Radford et al. 2019, section 2.2; the published files are OpenAI's.
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from common.files import read_json, read_text, short_hash
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
+Encode = Callable[[Sequence[str]], tuple[Ids, Lengths]]
 
 END_OF_TEXT = "<|endoftext|>"
 # The files write each byte as a printable character: itself, or the next free one from U+0100 on. This order gives the
@@ -41,11 +42,16 @@ _CACHED_BYTES = 128 << 20
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Entries and merges: 256 bytes, then the result of each merge in order, then end-of-text."""
+    """What merges define: 256 bytes, then the result of each merge in order, then end-of-text."""
 
-    ids: dict[str, int]
     merges: list[str]
     """`Ġ t`: the pairs that are joined, in order of priority."""
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """The id of each entry, in order."""
+        entries = [*CHARACTERS, *(merge.replace(" ", "") for merge in self.merges), END_OF_TEXT]
+        return {entry: number for number, entry in enumerate(entries)}
 
     @property
     def hash(self) -> str:
@@ -55,7 +61,7 @@ class Vocabulary:
     @cached_property
     def tokens(self) -> list[bytes]:
         """The bytes of each id."""
-        return [bytes(map(CHARACTERS.__getitem__, token)) for token in sorted(self.ids, key=self.ids.__getitem__)]
+        return [bytes(map(CHARACTERS.__getitem__, entry)) for entry in self.ids]
 
 
 @dataclass(frozen=True)
@@ -87,22 +93,16 @@ def vocabulary_files(encoder_json: Path | None = None, vocab_bpe: Path | None = 
     return encoder_json if vocab_bpe is None else VocabularyFiles(encoder_json, vocab_bpe)
 
 
-def _ids_of(merges: Sequence[str]) -> dict[str, int]:
-    """GPT-2's ids: the 256 bytes, the results of the merges in order, end-of-text."""
-    tokens = [*CHARACTERS, *(merge.replace(" ", "") for merge in merges), END_OF_TEXT]
-    return {token: number for number, token in enumerate(tokens)}
-
-
 def _read_vocabulary_files(files: VocabularyFiles) -> Vocabulary:
     """Read the two files. Raises InputError if they do not belong together or are not GPT-2's kind."""
     ids, lines = read_json(files.encoder_json), read_text(files.vocab_bpe).splitlines()
-    merges = lines[1:] if lines and lines[0].startswith("#version") else lines
-    if ids != _ids_of(merges):
+    vocabulary = Vocabulary(lines[1:] if lines and lines[0].startswith("#version") else lines)
+    if ids != vocabulary.ids:
         raise InputError(
             f"{files.vocab_bpe}: does not match {files.encoder_json}, which must hold 256 bytes, the results of its "
             f"merges in order, and {END_OF_TEXT}"
         )
-    return Vocabulary(ids, merges)
+    return vocabulary
 
 
 def to_json(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -137,12 +137,13 @@ def _read_tokenizer_json(path: Path) -> Vocabulary:
     raw = read_json(path)
     try:
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in raw["model"]["merges"]]
-        problem = _difference(raw) or _other_ids(raw, _ids_of(merges))
+        vocabulary = Vocabulary(merges)
+        problem = _difference(raw) or _other_ids(raw, vocabulary.ids)
     except (AttributeError, KeyError, TypeError, ValueError):
         problem = "not a tokenizer.json; if it is a vocabulary, set tokenize.vocab_bpe to its merges"
     if problem:
         raise InputError(f"{path}: {problem}; only byte-level BPE like GPT-2's is read")
-    return Vocabulary(_ids_of(merges), merges)
+    return vocabulary
 
 
 def _difference(raw: Any) -> str:
@@ -168,49 +169,42 @@ def _other_ids(raw: Any, expected: dict[str, int]) -> str:
     return ""
 
 
-class _Gigatoken:
+def _gigatoken(vocabulary: Vocabulary) -> Encode:
     """The fast encoder. Raises ImportError if it is not installed."""
+    import awkward  # for the ragged arrays that it returns
+    import gigatoken
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        import awkward
-        import gigatoken
+    model = {"type": "BPE", "vocab": vocabulary.ids, "merges": vocabulary.merges}
+    description = orjson.dumps({"model": model, "pre_tokenizer": {**_LEVEL, "trim_offsets": False}})
+    tokenizer, cached = gigatoken.Tokenizer.from_json(description), 0
 
-        self._flatten, self._count = awkward.flatten, awkward.num  # for the ragged arrays that it returns
-        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
-        model = {"type": "BPE", "vocab": vocabulary.ids, "merges": vocabulary.merges}
-        self._json = orjson.dumps({"model": model, "pre_tokenizer": level})
-        self._load = gigatoken.Tokenizer.from_json
-        self._start()
-
-    def _start(self) -> None:
-        self._tokenizer = self._load(self._json)
-        self._cached = 0
-
-    def __call__(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
+    def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        nonlocal tokenizer, cached
         data = [text.encode() for text in texts]
-        if self._cached > _CACHED_BYTES:
-            self._start()
-        self._cached += sum(map(len, data))
-        ids = self._tokenizer.encode_batch(data, parallel=False)  # the caller has its own threads
-        return self._flatten(ids).to_numpy(), self._count(ids).to_numpy()
+        if cached > _CACHED_BYTES:
+            tokenizer, cached = gigatoken.Tokenizer.from_json(description), 0
+        cached += sum(map(len, data))
+        ids = tokenizer.encode_batch(data, parallel=False)  # the caller has its own threads
+        return awkward.flatten(ids).to_numpy(), awkward.num(ids).to_numpy()
+
+    return encode
 
 
-class _Tiktoken:
+def _tiktoken(vocabulary: Vocabulary) -> Encode:
     """The encoder for every other platform, ten times slower."""
+    import tiktoken
+    from tiktoken_ext.openai_public import r50k_pat_str
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        import tiktoken
-        from tiktoken_ext.openai_public import r50k_pat_str
+    ranks = {token: number for number, token in enumerate(vocabulary.tokens)}
+    # never encoded, but without any it takes twice the time
+    special = {END_OF_TEXT: ranks.pop(END_OF_TEXT.encode())}
+    encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
 
-        ranks = {token: number for number, token in enumerate(vocabulary.tokens)}
-        # never encoded, but without any it takes twice the time
-        special = {END_OF_TEXT: ranks.pop(END_OF_TEXT.encode())}
-        encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
-        self._encode = partial(encoding.encode_to_numpy, disallowed_special=())
+    def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        ids = [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
+        return np.concatenate([np.empty(0, np.uint32), *ids]), np.array([len(one) for one in ids], np.int64)
 
-    def __call__(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        ids = [np.empty(0, np.uint32), *map(self._encode, texts)]
-        return np.concatenate(ids), np.array([len(one) for one in ids[1:]], np.int64)
+    return encode
 
 
 class Tokenizer:
@@ -231,11 +225,11 @@ class Tokenizer:
         return _read_vocabulary_files(self.files)
 
     @cached_property
-    def _encode(self) -> Callable[[Sequence[str]], tuple[Ids, Lengths]]:
+    def _encode(self) -> Encode:
         try:
-            return _Gigatoken(self.vocabulary)
+            return _gigatoken(self.vocabulary)
         except ImportError:
-            return _Tiktoken(self.vocabulary)
+            return _tiktoken(self.vocabulary)
 
     @property
     def vocab_size(self) -> int:

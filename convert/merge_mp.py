@@ -28,8 +28,8 @@ from common import cli, page
 from common.console import warn
 from common.errors import InputError
 from common.files import digest, write_json, write_text
-from common.folders import replace_folder
-from common.progress import count_bytes
+from common.files.writing import replace_folder
+from common.progress import Meter
 from common.run_card import versions, write_card
 from convert import arguments as flags
 from convert.arguments import Options, check_output
@@ -147,7 +147,11 @@ def _convert_and_prove(source: "Source", folder: Path, dtype: "torch.dtype", max
     unknown = [path for path in sorted(set(source.files)) if path not in source.hashes]
     total = sum(path.stat().st_size for path in unknown) + sum(written_sizes(source, dtype).values())
     one_thread = partial(torch.set_num_threads, 1)  # more would wait for each other and the writer at every product
-    with count_bytes("convert.merge_mp", total) as count, ThreadPoolExecutor(2, initializer=one_thread) as pool:
+    with Meter("convert.merge_mp", "bytes", total) as meter, ThreadPoolExecutor(2, initializer=one_thread) as pool:
+
+        def count(size: int) -> None:
+            meter.advance(size, size)
+
         expecting = pool.submit(source_outputs, source, dtype)
         hashing = {path: pool.submit(_hash, path, count) for path in unknown}
         comparing = pool.submit(compare_replicas, source)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from common import cli
 from common.errors import InputError
-from common.folders import replace_folder
+from common.files.writing import replace_folder
 from common.run_card import NAME as CARD
 from common.run_card import write_card
 from convert import arguments as flags

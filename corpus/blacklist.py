@@ -211,8 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("corpus.blacklist", __doc__)
     cli.add_input(parser, cli.lists)
-    cli.add_known(parser, "lists or folders of URLs to drop as `known`, such as the `urls` of an earlier run")
-    cli.add_removed(parser)
+    cli.add_earlier(parser, "lists or folders of URLs to drop as `known`, such as the `urls` of an earlier run")
     cli.add_output_shards(parser, "the URLs that are kept", ".txt")
     cli.add_step_options(parser, "blacklist")
     arguments = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Fixtures for every test: a clean environment, commands run as by a user, and the shared data if present."""
+"""Fixtures for every test: a clean environment, and commands run as by a user."""
 
 import fcntl
 import ipaddress
@@ -32,7 +32,6 @@ settings.register_profile(
 settings.load_profile("project")
 
 ROOT = Path(__file__).parent.parent
-SHARED = ROOT.parent / "shared" / "data"
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Once = Callable[[str, Callable[[Path], object]], Path]
@@ -176,11 +175,3 @@ def command(tmp_path: Path) -> Command:
         )
 
     return run
-
-
-@pytest.fixture
-def shared_data() -> Path:
-    """The folder of real pages and texts; skips the test if it is absent."""
-    if not SHARED.is_dir():
-        pytest.skip(f"{SHARED} is absent: real pages and texts are not part of the project")
-    return SHARED

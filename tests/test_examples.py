@@ -26,9 +26,10 @@ from tests.conftest import ROOT
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import source_of
 from tests.helpers import called, document, main_of, prose, write_shard
-from tests.test_tutorials import TUTORIALS
 from workflow.demo.serve import serve
 
+TUTORIALS = ("own_text", "finetune", "from_megatron", "compare_filters")
+"""Pages that run one after the other in one folder, each in a shell of its own."""
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 CODE = ("common", "corpus", "training", "convert", "cluster", "workflow")
 SKIPPED = {
@@ -49,7 +50,7 @@ SKIPPED = {
     r"python -m cluster\.job_end": "a batch script runs it; tests/cluster/test_job_end.py does",
     r"python -m convert\.from_megatron": "needs a new model; tests/convert/test_from_megatron.py has one",
     r"python -m workflow.demo\.build": "takes seconds; tests/workflow/demo/test_build.py runs it",
-    r"python -m training\.kernels build": "needs nvcc; tests/training/kernels/test_main.py has a stand-in",
+    r"python -m training\.kernels build": "needs nvcc; tests/training/kernels/test_library.py has a stand-in",
     r"python -m training\.probe": "measures for seconds; tests/training/test_probe.py runs it",
     r"python -m cluster\.preflight": "two processes; tests/training/launch/test_preflight.py starts them",
     r"python -m cluster\.autotune": "measures for minutes; tests/cluster/test_autotune.py does that",
@@ -218,3 +219,26 @@ def test_every_documented_command_has_options_that_exist(monkeypatch: pytest.Mon
         with pytest.raises(SystemExit if "--help" in options else _Parsed):
             main_of(module)(options)
             pytest.fail(f"{module}: {options}")
+
+
+@pytest.mark.slow
+def test_the_tutorials_run_as_they_stand(tmp_path: Path) -> None:
+    for name in ("Snakefile", "workflow", "profiles", "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/activate").touch()  # the test's own environment is active
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for name in TUTORIALS:
+        page = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+        for file, text in re.findall(r"Save this as `(\w+\.yaml)`.*?```yaml\n(.*?)```", page, re.DOTALL):
+            (tmp_path / file).write_text(text, encoding="utf-8")
+        commands = "".join(re.findall(r"^```sh\n(.*?)```", page, re.MULTILINE | re.DOTALL))
+        done = subprocess.run(
+            ["bash", "-e"],
+            cwd=tmp_path,
+            input=commands,
+            env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{name}: {done.stdout[-2000:]}{done.stderr[-2000:]}"

@@ -20,7 +20,11 @@ MISTAKES = f"""
     {CLEAN} --worker 3                                                              | --workers
     corpus.clean --config tab.yaml --input pages.jsonl.zst --output out.jsonl.zst   | tab.yaml:3
     {CLEAN} clean.min_charcters=5                                                   | 'min_characters'
+    {CLEAN} claen.min_characters=5                                                  | 'claen'...'clean'
     {CLEAN} clean.min_characters=few                                                | clean.min_characters: ...few
+    {CLEAN} clean.language=xx                                                       | clean.language: 'xx'
+    {CLEAN} clean.language                                                          | clean.language
+    corpus.merge_index --inputs data/few --output-prefix out clean.language=de      | clean.language=de
     {TRAIN} model.n_head=3                                                          | n_embd 8...n_head 3
     {TRAIN} train.global_batch_size=7 train.micro_batch_size=2                      | global_batch_size 7...6 or 8
     {TRAIN}                                                                         | corpus_text_document.idx

@@ -15,7 +15,7 @@ import pytest
 
 from common.init import PARTS, SCHEMA, start, workflow_files
 from common.settings import ScrapeSettings
-from tests.conftest import ROOT, Once
+from tests.conftest import ROOT
 from tests.helpers import assert_one_line_error, called
 
 PACKAGES = ("common", "corpus", "training", "convert", "cluster", "workflow")
@@ -45,25 +45,16 @@ def _run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.fixture
-def wheel(once: Once) -> Path:
-    """The wheel, built from a copy of the tree."""
-
-    def build(folder: Path) -> None:
-        tree = folder / "tree"
-        tree.mkdir()
-        for name in (*NEEDED, *(path.name for path in ROOT.glob("snakemake_*"))):
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-            copy(ROOT / name, tree / name)
-        make = f"from setuptools import build_meta; build_meta.build_wheel({str(folder)!r})"
-        _run(sys.executable, "-c", make, cwd=tree)
-
-    (built,) = once("wheel", build).glob("*.whl")
-    return built
-
-
 @pytest.mark.slow
-def test_the_wheel_holds_every_file_of_the_packages_and_of_the_workflow(wheel: Path) -> None:
+def test_the_wheel_holds_every_file_of_the_packages_and_of_the_workflow(tmp_path: Path) -> None:
+    """And plans the demo where it is installed, outside the tree."""
+    (tmp_path / "tree").mkdir()
+    for name in (*NEEDED, *(path.name for path in ROOT.glob("snakemake_*"))):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / "tree" / name)
+    make = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    _run(sys.executable, "-c", make, cwd=tmp_path / "tree")
+    (wheel,) = tmp_path.glob("*.whl")
     archive = zipfile.ZipFile(wheel)
     names = set(archive.namelist())
     files = {path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()}
@@ -74,9 +65,6 @@ def test_the_wheel_holds_every_file_of_the_packages_and_of_the_workflow(wheel: P
     (scripts,) = (name for name in names if name.endswith("entry_points.txt"))
     assert "urls-to-gpt2 = common.commands:main" in archive.read(scripts).decode()
 
-
-@pytest.mark.slow
-def test_an_installed_wheel_plans_the_demo_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     python = tmp_path / "venv/bin/python"
     _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel, cwd=tmp_path)

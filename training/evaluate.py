@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _on_data(arguments: argparse.Namespace) -> dict[str, Any]:
     """The result on --data. The model is freed at the end."""
     from training.inference.load import load_model, origin_of
-    from training.precision import precision_type
+    from training.launch.device import precision_type
 
     checkpoint, paths, part = arguments.checkpoint, arguments.data, arguments.part
     split, origin = None, origin_of(checkpoint)

@@ -33,7 +33,7 @@ import orjson
 from common import cli
 from common.console import fail
 from common.errors import InputError
-from common.files import Document, document_writer, read_lines, write_text
+from common.files import Document, document_writer, read_lines, read_object, write_text
 from common.settings import GenerateSettings
 
 _NO_TEXT = "(no text: the model's data were made with a vocabulary that is not known)"
@@ -224,12 +224,13 @@ def read_prompts(path: Path) -> list[Document]:
     """
     records = []
     for number, line in enumerate(read_lines(path), start=1):
+        where, is_json = f"{path}:{number}", ".jsonl" in path.suffixes
         try:
-            record = orjson.loads(line) if ".jsonl" in path.suffixes else {"prompt": line.decode()}
-        except ValueError as error:  # malformed JSON or UTF-8
-            raise InputError(f"{path}:{number}: {error}") from None
-        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-            raise InputError(f"{path}:{number}: not a JSON object with a string under 'prompt'")
+            record = read_object(line, where, ["prompt"]) if is_json else {"prompt": line.decode()}
+        except UnicodeDecodeError as error:
+            record = str(error)
+        if isinstance(record, str):
+            raise InputError(f"{where}: {record}")
         records.append(record)
     if not records:
         raise InputError(f"{path}: no prompts; write one per line")

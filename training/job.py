@@ -22,7 +22,7 @@ from training.checkpoint import Manifest, Progress, SavedRun
 from training.checkpoint.writing import CheckpointWriter
 from training.dataset.blend import Blend
 from training.huggingface.pretrained import load_finetune
-from training.launch.preflight import checkpoint_bytes, preflight
+from training.launch.preflight import preflight
 from training.launch.process_group import World
 from training.metrics.boards import open_boards
 from training.metrics.device import device_name
@@ -67,7 +67,7 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
     job = f"{world.launch.key}-{lock.token}"
     with Heartbeat(folder, world.rank, experiment.watch.silence_seconds, job) as heartbeat:
         mesh = make_mesh(experiment.parallel, world.device.type)
-        preflight(world, mesh, folder, checkpoint_bytes(experiment.model))
+        preflight(world, mesh, folder, experiment.model)
         heartbeat.beat(0, "operations")  # may take minutes, in which the other ranks wait
         choose_operations(experiment, world, folder, plan.seconds)
         session = open_session(experiment, world, mesh)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from common.seeds import derive_seed
 from common.settings import ModelSettings
 from training.kernels import ops
-from training.kernels.heads import Heads
+from training.kernels.ops import Heads
 from training.loss import IGNORED
 from training.tensors import leaf_of
 

@@ -16,7 +16,6 @@ results of each kernel with PyTorch's, then times its part of the step with and 
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,18 +26,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.console import say
-from common.errors import ConfigError, InputError, KernelError
+from common.errors import ConfigError, KernelError
 from common.files import read_json, write_json
 from common.settings import Experiment, ParallelSettings
 from training.kernels import library
 from training.kernels.cases import Shapes, cases, milliseconds, time_op, verify
+from training.launch.device import precision_type
 from training.launch.process_group import World
 from training.model import Linear
 from training.parallel.collectives import all_gather, run_on_rank0
 from training.parallel.layout import build_model
 from training.parallel.pipeline import Stage
 from training.parallel.sizes import padded_vocab_size
-from training.precision import precision_type
 from training.tensors import leaf_of
 
 _SWITCHES = {"flash": "flash", "cudnn": "cudnn", "efficient": "mem_efficient", "math": "math"}  # torch's names
@@ -52,13 +51,8 @@ BUDGET = 180.0
 _GAIN = 0.99  # a kernel must save 1 % of its part's time: repeated measurements differ by less
 
 
-class AttentionShape(NamedTuple):
-    """The size of one layer's attention on one rank."""
-
-    samples: int
-    heads: int
-    tokens: int
-    head_size: int
+AttentionShape = tuple[int, int, int, int]
+"""(B, nh, T, hs): samples, heads, tokens and head size of one layer's attention on one rank."""
 
 
 def choose_operations(experiment: Experiment, world: World, folder: Path, seconds: float | None = 0.0) -> None:
@@ -74,12 +68,12 @@ def choose_operations(experiment: Experiment, world: World, folder: Path, second
     if world.device.type != "cuda":
         return
     heads, head_size = model.n_head // parallel.tensor, model.n_embd // model.n_head
-    shape = AttentionShape(train.micro_batch_size, heads, model.seq_len, head_size)
+    shape = (train.micro_batch_size, heads, model.seq_len, head_size)
     dtype = precision_type(train.precision, world.device)
     key = {
         "device": torch.cuda.get_device_name(world.device),
         "torch": torch.__version__,
-        "shape": shape._asdict(),
+        "shape": dict(zip(("samples", "heads", "tokens", "head_size"), shape, strict=True)),
         "tensor": parallel.tensor,
         "dtype": str(dtype),
         "dropout": model.dropout,
@@ -90,7 +84,8 @@ def choose_operations(experiment: Experiment, world: World, folder: Path, second
     path = folder / "operations.json"
 
     def choose() -> dict[str, Any]:
-        if recorded := _recorded(path, key):
+        recorded: dict[str, Any] = read_json(path) if path.exists() else {}
+        if recorded.get("subject") == key:
             return recorded
         attention, times = _choose_attention(experiment, shape, dtype)
         use_attention(attention)  # the timed blocks have it, too
@@ -104,15 +99,6 @@ def choose_operations(experiment: Experiment, world: World, folder: Path, second
     failed = bool(chosen["kernels"]) and library.prepare(report=world.rank == 0) != ""
     # all ranks use the same kernels, or replicas would drift apart
     library.select([] if any(all_gather(failed)) else chosen["kernels"])
-
-
-def _recorded(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    """The choice of an earlier start with the same key; None if there is none."""
-    with suppress(OSError, InputError, KeyError, TypeError):
-        recorded = read_json(path)
-        if recorded["subject"] == key and {"attention", "kernels"} <= recorded.keys():
-            return dict(recorded)
-    return None
 
 
 # ---------------------------------------------------------------------------------------------------------- attention
@@ -169,7 +155,8 @@ def fastest(times: dict[str, float], deterministic: bool = False) -> str:
 
 def _time_attention(shape: AttentionShape, dtype: torch.dtype, dropout: float) -> float:
     # as the model makes them: heads are slices of one (B, T, 3C) product
-    qkv = torch.randn(shape.samples, shape.tokens, shape.heads, 3, shape.head_size, dtype=dtype, device="cuda")
+    samples, heads, tokens, head_size = shape
+    qkv = torch.randn(samples, tokens, heads, 3, head_size, dtype=dtype, device="cuda")
     q, k, v = (part.requires_grad_() for part in qkv.transpose(1, 2).unbind(dim=3))
     gradient = torch.randn_like(q)
 
@@ -218,14 +205,14 @@ def measure_kernels(experiment: Experiment, device: torch.device, end: float) ->
 
 def choose_kernels(
     parts: Mapping[str, str],
-    check: Callable[[str], str],
+    check: Callable[[str], None],
     measure: Callable[[str, Sequence[str]], float],
     end: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Choice:
     """Choose among kernels, given the part of the step that each belongs to, until the clock shows `end`.
 
-    `check` returns what is wrong with a kernel's results, or "". `measure` times a part with some kernels, in
+    `check` raises KernelError if a kernel's results are wrong. `measure` times a part with some kernels, in
     milliseconds. A kernel is used if it makes its part faster than the kernels chosen before it do. A measurement is
     skipped if one as long as the longest so far would end too late.
     """
@@ -245,8 +232,7 @@ def choose_kernels(
 
     for kernel, part in parts.items():
         try:
-            if fault := run(check, kernel):
-                raise KernelError(fault)
+            run(check, kernel)
             before = times[part] = times.get(part) or run(measure, part, used)
             after = run(measure, part, [*used, kernel])
         except (RuntimeError, KernelError) as error:  # also: out of memory, or not compiled

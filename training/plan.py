@@ -14,27 +14,25 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from common import cli
 from common.config import load_settings, validate, with_overrides
-from common.console import text_table
 from common.errors import ConfigError, InputError
 from common.files import write_text
 from common.settings import Experiment, Settings, closest
 from training.planning.fit import does_not_fit, nothing_fits, predict
 from training.planning.layout import PlanRequest, Workload
-from training.planning.machines import GIB, Machine, judges_this_machine, known_gpus, machine, processes_of, this_cpu
+from training.planning.machines import Machine, judges_this_machine, known_gpus, machine, processes_of, this_cpu
 from training.planning.search import Prediction, search
 from training.planning.table import (
     config_text,
     explain,
+    fact_table,
     gpu_table,
     layout_table,
     memory_table,
     plan_document,
-    remarks,
 )
 
 _DEFAULT_GPU = "h100"
@@ -54,41 +52,6 @@ _SIZES = {
 _ITERATIONS = 320_000  # x 512 x 1,024 = 168 B tokens: Megatron-LM's recipe for 345M
 
 
-@dataclass(frozen=True)
-class PlanInput:
-    """The input of the planner, from the command line and the configuration."""
-
-    name: str
-    experiment: Experiment
-    workload: Workload
-    machine: Machine
-    request: PlanRequest
-    tokens: float
-    """Tokens of the whole training."""
-
-    @property
-    def gpus(self) -> str:
-        """`64 x h100`."""
-        return f"{self.request.gpus} x {self.machine.name}"
-
-    def facts(self) -> list[tuple[str, str]]:
-        """The lines above the tables."""
-        model, request, machine = self.workload.model, self.request, self.machine
-        return [
-            (
-                "model",
-                f"{self.name}: {model.n_layer} layers, {model.n_embd} wide, {model.n_head} heads, "
-                f"sequence {model.seq_len}; {model.parameters:,} parameters; {self.workload.precision}",
-            ),
-            (
-                "CPUs" if machine.device == "cpu" else "GPUs",
-                f"{self.gpus} with {machine.memory / GIB:.1f} GiB, {min(machine.per_node, request.gpus)} per node",
-            ),
-            ("step", f"{request.global_batch_size:,} samples"),
-            ("run", f"{self.tokens / 1e9:,.1f} B tokens" if self.tokens >= 1e9 else f"{self.tokens:,.0f} tokens"),
-        ]
-
-
 def _count(text: str) -> float:
     """Type of --tokens: `300B` or `3e11` as a number."""
     match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([KMBT]?)", text)
@@ -97,19 +60,19 @@ def _count(text: str) -> float:
     return float(match[1]) * _THOUSANDS[match[2]]
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The options."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
     parser = cli.parser("training.plan", __doc__)
     cli.add_model_settings(parser, required=False)
-    machine = parser.add_argument_group("machine")
-    machine.add_argument("--gpus", type=cli.positive_int, metavar="N", help="number of GPUs (default: one node)")
-    machine.add_argument("--gpus-per-node", type=cli.positive_int, metavar="N", help="default: usual for the kind")
-    machine.add_argument(
+    hardware = parser.add_argument_group("machine")
+    hardware.add_argument("--gpus", type=cli.positive_int, metavar="N", help="number of GPUs (default: one node)")
+    hardware.add_argument("--gpus-per-node", type=cli.positive_int, metavar="N", help="default: usual for the kind")
+    hardware.add_argument(
         "--gpu",
         metavar="KIND",
         help=f"kind of the GPUs (default {_DEFAULT_GPU}); see --list-gpus. {_CPUS}: this machine",
     )
-    machine.add_argument("--list-gpus", action="store_true", help="print the known kinds and exit")
+    hardware.add_argument("--list-gpus", action="store_true", help="print the known kinds and exit")
     model = parser.add_argument_group("model and batch")
     model.add_argument("--global-batch-size", type=cli.positive_int, metavar="N", help="samples per step")
     model.add_argument("--micro-batch-size", type=cli.positive_int, metavar="N", help="only this one (default: any)")
@@ -120,12 +83,6 @@ def make_parser() -> argparse.ArgumentParser:
     answer.add_argument("--explain", action="store_true", help="every term of the first layout")
     answer.add_argument("--json", action="store_true", help="print one JSON document with everything instead")
     answer.add_argument("--write", type=cli.output_file, metavar="FILE", help="the first layout as configuration keys")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = make_parser()
     arguments = parser.parse_args(argv)
     if arguments.list_gpus:
         own = load_settings(arguments.config).cluster.gpus if arguments.config else {}
@@ -133,35 +90,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.model is None:
         parser.error("the following arguments are required: --model")
-    plan = _read_request(arguments)
-    given = [predict(plan.experiment, plan.machine)] if arguments.given else None
-    ranked = given or search(plan.workload, plan.machine, plan.request)
+    name = arguments.model
+    settings = cli.read_settings(arguments) if arguments.config else _published_settings(name, arguments.overrides)
+    experiment = settings.experiment(name)
+    gpus = _machine(arguments, settings, experiment)
+    workload, request = Workload.of(experiment, gpus), _request(arguments, experiment, gpus.per_node)
+    ranked = [predict(experiment, gpus)] if arguments.given else search(workload, gpus, request)
     if not ranked:
-        raise InputError(f"{plan.name}: {nothing_fits(plan.workload, plan.machine, plan.request)}")
-    _show(plan, ranked, arguments)
+        raise InputError(f"{name}: {nothing_fits(workload, gpus, request)}")
+    tokens = arguments.tokens or experiment.train.iterations * request.global_batch_size * experiment.model.seq_len
+    _show(arguments, request, ranked, tokens)
     if arguments.given and not ranked[0].fits:
-        raise ConfigError(f"{plan.name}: {does_not_fit(ranked[0], plan.request)}")
+        raise ConfigError(f"{name}: {does_not_fit(ranked[0], request)}")
     return 0
 
 
-def _show(plan: PlanInput, ranked: list[Prediction], arguments: argparse.Namespace) -> None:
-    """Print the best layouts, and write the requested files."""
+def _show(arguments: argparse.Namespace, request: PlanRequest, ranked: list[Prediction], tokens: float) -> None:
+    """Print the best layouts for a training of `tokens`, and write the requested files."""
+    name, best = arguments.model, ranked[0]
     shown, fitting = ranked[: arguments.top], sum(one.fits for one in ranked)
     if arguments.json:
         import orjson
 
-        document = plan_document(plan.name, plan.request, shown, fitting, plan.tokens)
+        document = plan_document(name, request, shown, fitting, tokens)
         print(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     else:
-        facts = text_table([*plan.facts(), *remarks(ranked[0])])
-        print("\n\n".join((facts, layout_table(shown, plan.tokens), memory_table(shown))))
+        print("\n\n".join((fact_table(name, request, best, tokens), layout_table(shown, tokens), memory_table(shown))))
         if not arguments.given:
             print(f"\n{fitting} layouts fit and are not dominated by another.")
         if arguments.explain:
-            print(f"\n{explain(ranked[0])}")
+            print(f"\n{explain(best)}")
     if arguments.write and fitting:
-        remark = f"# {plan.name} on {plan.gpus}: predicted by python -m training.plan\n"
-        write_text(arguments.write, remark + config_text(plan.name, ranked[0].layout))
+        remark = f"# {name} on {request.gpus} x {best.machine.name}: predicted by python -m training.plan\n"
+        write_text(arguments.write, remark + config_text(name, best.layout))
 
 
 def _published_settings(name: str, overrides: Iterable[str]) -> Settings:
@@ -181,19 +142,6 @@ def _published_settings(name: str, overrides: Iterable[str]) -> Settings:
     }
     raw = {"run": "results", "urls": ["-"], "models": {name: experiment}}
     return validate(with_overrides(raw, overrides, name), "command line")
-
-
-def _read_request(arguments: argparse.Namespace) -> PlanInput:
-    """The planner's input, from the options and the configuration. Raises ConfigError or InputError."""
-    if arguments.config is None:
-        settings = _published_settings(arguments.model, arguments.overrides)
-    else:
-        settings = cli.read_settings(arguments)
-    experiment = settings.experiment(arguments.model)
-    gpus = _machine(arguments, settings, experiment)
-    request = _request(arguments, experiment, gpus.per_node)
-    tokens = arguments.tokens or (experiment.train.iterations * request.global_batch_size * experiment.model.seq_len)
-    return PlanInput(arguments.model, experiment, Workload.of(experiment, gpus), gpus, request, tokens)
 
 
 def _machine(arguments: argparse.Namespace, settings: Settings, experiment: Experiment) -> Machine:

@@ -32,10 +32,9 @@ from common.settings import Experiment, Settings
 from training.launch.process_group import World, describe, joined
 from training.launch.rank import check_layout, read_launch
 from training.launch.signals import leave_at_once
-from training.planning.fit import predict, resolve
+from training.planning.fit import predict
 from training.planning.layout import by_part
-from training.planning.machines import Machine
-from training.planning.run import machine_of
+from training.planning.run import resolve_on_rank0
 from training.planning.search import Prediction
 
 if TYPE_CHECKING:
@@ -113,7 +112,8 @@ def probe(settings: Settings, name: str, steps: int, output: Path | None = None)
         with joined(launch, folder, settings.cluster, check) as (world, _):
             from training.operations import choose_operations
 
-            experiment, machine = _resolved(settings, name, world)
+            settings, machine = resolve_on_rank0(settings, name, world, check=False)
+            experiment = settings.models[name]
             choose_operations(experiment, world, folder)
             memory, seconds = measure(experiment, world, steps)
             if world.rank == 0:
@@ -126,17 +126,6 @@ def probe(settings: Settings, name: str, steps: int, output: Path | None = None)
                 write_json(output, {"failed": describe(error)})
         raise
     return 0
-
-
-def _resolved(settings: Settings, name: str, world: World) -> tuple[Experiment, Machine]:
-    """The experiment in its layout, which rank 0 chooses if it is `auto`, and the machine (a collective call)."""
-    from training.parallel.collectives import run_on_rank0
-
-    def decide() -> tuple[Experiment, Machine]:
-        machine = machine_of(world, settings.cluster)
-        return resolve(settings, name, machine, world.size).models[name], machine
-
-    return run_on_rank0(decide, world.rank)
 
 
 # ---------------------------------------------------------------------------------------------------------- measuring

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from common.settings import Experiment
 from training.launch.process_group import World
-from training.metrics.timers import Timers
+from training.metrics.device import Timers
 from training.optimizer import make_optimizer
 from training.parallel.layout import build_model, coordinates, make_mesh, named_parameters
 from training.parallel.pipeline import Pipeline, Stage

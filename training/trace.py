@@ -27,9 +27,7 @@ from corpus.index.documents import DocumentTable, Row
 from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples, Span, split_documents
 from training.dataset.order import Order, read_order, write_order
-from training.model_folder import checkpoint_folders, iteration_of
-
-_TAIL = 1 << 14  # bytes at the end of train.csv that hold its last row
+from training.model_folder import checkpoint_folders, iteration_of, newest_iteration
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,11 @@ class Trace:
             raise InputError(f"--data names {len(data)} datasets; {path} has {len(datasets)}")
         self.prefixes = list(data) or [self._found(source.prefix) for source in datasets]
         self.blend = Blend((), [source.weight for source in datasets])  # only the order: no dataset is opened
-        changes = _batch_size_changes(folder)
-        self._iterations, self._consumed = list(changes), list(changes.values())
-        self.trained = max([_last_row(folder), *map(iteration_of, checkpoint_folders(folder)[:1])])
+        starts = {int(row["iteration"]): int(row["consumed_samples"]) for row in read_rows(folder / "starts.csv")}
+        starts = dict(sorted(({0: 0} | starts).items()))
+        self._iterations, self._consumed = list(starts), list(starts.values())
+        logged = max((int(row["iteration"]) for row in read_rows(folder / "train.csv")), default=0)
+        self.trained = max(logged, newest_iteration(folder))
         self.consumed = self.consumed_after(self.trained)
         self._orders: dict[tuple[int, int], Order] = {}
 
@@ -83,17 +83,11 @@ class Trace:
         return prefix
 
     def _batch(self, interval: int) -> int:
-        """Samples per iteration after a point of `_batch_size_changes`."""
+        """Samples per iteration after a start of the run."""
         if interval + 1 == len(self._iterations):
             return self.train.global_batch_size
         samples = self._consumed[interval + 1] - self._consumed[interval]
-        size, rest = divmod(samples, self._iterations[interval + 1] - self._iterations[interval])
-        if rest:
-            raise InputError(
-                f"{self.folder}: the batch size changed between iterations {self._iterations[interval]} and "
-                f"{self._iterations[interval + 1]}, and starts.csv does not say where"
-            )
-        return size
+        return samples // (self._iterations[interval + 1] - self._iterations[interval])
 
     def consumed_after(self, iteration: int) -> int:
         """Samples consumed by the iterations up to this one."""
@@ -147,8 +141,7 @@ class Trace:
             fixed = (index.resolve(), stat.st_size, stat.st_mtime_ns, self.train.split, self.train.seed, self.seq_len)
             key = short_hash(repr(fixed))
             path = self.folder / "trace" / f"{corpus}-{epoch}.order"
-            found = read_order(path, key)
-            if found is None:
+            if (found := read_order(path, key)) is None:
                 path.parent.mkdir(exist_ok=True)
                 write_order(path, key, self.samples[corpus].make_epoch(epoch))
                 found = read_order(path, key)
@@ -219,27 +212,3 @@ class Trace:
     def checkpoint_before(self, iteration: int) -> Path | None:
         """The newest checkpoint of a smaller iteration."""
         return next((path for path in checkpoint_folders(self.folder) if iteration_of(path) < iteration), None)
-
-
-def _batch_size_changes(folder: Path) -> dict[int, int]:
-    """Samples consumed after iterations between which the batch size is constant.
-
-    Of every start; before starts.csv recorded them, of every row of train.csv.
-    """
-    starts = read_rows(folder / "starts.csv")
-    whole = all(row.get("consumed_samples") for row in starts)
-    rows = starts if whole else [*starts, *read_rows(folder / "train.csv")]
-    known = {int(row["iteration"]): int(row["consumed_samples"]) for row in rows if row.get("consumed_samples")}
-    return dict(sorted(({0: 0} | known).items()))
-
-
-def _last_row(folder: Path) -> int:
-    """The iteration of the last row of train.csv; 0 if there is none."""
-    path = folder / "train.csv"
-    if not path.is_file():
-        return 0
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL))
-        lines = file.read().rpartition(b"\n")[0].splitlines()
-    last = lines[-1].partition(b",")[0] if lines else b""
-    return int(last) if last.isdigit() else 0

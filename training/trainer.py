@@ -21,15 +21,15 @@ from training.dataset.blend import Blend, Splits
 from training.inference.sampling import sample_token
 from training.metrics.logger import MetricsLogger
 from training.monitoring import blame
-from training.monitoring.guard import Guard, first_non_finite
+from training.monitoring.guard import Guard
 from training.monitoring.heartbeat import Heartbeat
-from training.monitoring.outputs import next_logits, target_losses
+from training.monitoring.outputs import first_non_finite, next_logits, target_losses
 from training.monitoring.run_lock import RunLock
 from training.monitoring.stop import LEAVE, SAVE, Stop
 from training.optimizer import learning_rate, steps_taken
 from training.parallel.collectives import all_gather
 from training.session import Session
-from training.step import StepResult, run_micro_batches, train_step, validate
+from training.step import StepResult, train_step, validate
 
 _SAMPLED = 32  # tokens of a text that shows how the run goes
 
@@ -76,11 +76,8 @@ class Trainer:
                 if end or best or step.stop == SAVE or iteration % train.save_interval == 0:
                     self.heartbeat.beat(iteration, "save")
                     self.writer.save(self.progress)
-            if step.stop == SAVE:
-                self._end_early(bool(end))
             if end or step.stop == SAVE:
-                break
-        self._end()
+                return self._end(end, step.stop == SAVE)
 
     def _step(self, iteration: int, batches: Iterator[list[Batch]], rate: float) -> StepResult:
         """Read one global batch and train on it. Raises TrainingError if the run must not continue."""
@@ -92,10 +89,9 @@ class Trainer:
         self.heartbeat.beat(iteration, "step")
         accepts = partial(self._accepts, iteration, batch)
         step = train_step(session, iteration, batch, rate, guard.scale, accepts, self.stop.poll())
-        guard.record_step(step.loss, step.grad_norm)
         if step.stop == LEAVE:
             self.lock.require_on_all_ranks()
-        guard.check(iteration, partial(_find_non_finite, session, batch))
+        guard.check(iteration, partial(first_non_finite, session, batch))
         self.logger.record_step(step.loss, step.grad_norm, step.taken, rate, waited)
         if guard.spike and session.world.rank == 0:
             warn(f"iteration {iteration}: {guard.spike}")
@@ -104,8 +100,8 @@ class Trainer:
         return step
 
     def _accepts(self, iteration: int, batches: Sequence[Batch], loss: float, grad_norm: float) -> bool:
-        """The guard's decision on a step. First the documents of a bad one are named, while its weights are there."""
-        problem = self.guard.problem(loss, grad_norm)
+        """The guard's decision on a step. The documents of a bad one are named, while its weights are there."""
+        taken, problem = self.guard.judge(loss, grad_norm), self.guard.problem
         recent = sum(iteration - other < 100 for other in self.blamed)  # one divergence leaves some for later
         if problem and recent < 20 and len(self.blamed) < 100:
             self.blamed.append(iteration)
@@ -114,7 +110,7 @@ class Trainer:
             ranks = all_gather(blame.sample_rows(self.data.train, consumed, losses))
             if self.session.world.rank == 0 and self.lock.is_held():
                 blame.write(self.folder, iteration, loss, problem, [row for rows in ranks for row in rows])
-        return self.guard.accepts(loss, grad_norm)
+        return taken
 
     def _validate(self, last: bool, taken: int) -> None:
         """The validation loss, every eval_interval and in the last iteration, after `taken` optimiser steps."""
@@ -146,26 +142,15 @@ class Trainer:
         self.logger.report_validation(self.progress.iteration, self.progress.consumed_samples, loss, part)
         return loss
 
-    def _end_early(self, last: bool) -> None:
-        """After the save that a stop request asked for: log who asked."""
-        reasons = " and ".join(sorted({reason for reason in all_gather(self.stop.reason) if reason}))
+    def _end(self, end: str, asked: bool) -> None:
+        """Wait for the last checkpoint, and say why the run ends before its last iteration."""
         self.writer.wait()
-        if not last and self.session.world.rank == 0:
-            iteration = self.progress.iteration
-            say(f"asked to stop by {reasons}: stopped after iteration {iteration}; rerun to resume")
-        self.stop.mark_stopped()
-
-    def _end(self) -> None:
-        """Wait for the last checkpoint."""
-        self.writer.wait()
+        iteration, on_rank0 = self.progress.iteration, self.session.world.rank == 0
+        if asked:
+            reasons = " and ".join(sorted({reason for reason in all_gather(self.stop.reason) if reason}))
+            if not end and on_rank0:
+                say(f"asked to stop by {reasons}: stopped after iteration {iteration}; rerun to resume")
+            self.stop.mark_stopped()
         self.lock.require_on_all_ranks()
-        train = self.session.experiment.train
-        early = self.progress.iteration < train.iterations
-        if early and (end := self.progress.end(train)) and self.session.world.rank == 0:
+        if end and iteration < self.session.experiment.train.iterations and on_rank0:
             say(f"ended at {end}")
-
-
-def _find_non_finite(session: Session, batches: Sequence[Batch]) -> str:
-    """The first module with non-finite numbers in the last step, on these micro-batches (a collective call)."""
-    models = [stage.model for stage in session.stages]
-    return first_non_finite(models, session.parameters, partial(run_micro_batches, session, batches, 1.0, train=False))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Row
+from common import job_log
 from common.errors import ToolkitError
 
 if TYPE_CHECKING:
@@ -141,9 +142,7 @@ def finish(process: "subprocess.Popen[bytes]") -> None:
 
 def last_line() -> str:
     """The last line of the item's log."""
-    end = os.pread(1, 10_000, max(0, os.fstat(1).st_size - 10_000))
-    lines = end.decode(errors="replace").splitlines()
-    return next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+    return job_log.last_line(Path("/proc/self/fd/1"))[0] or "it printed nothing"
 
 
 def pytest_runtest_logreport(report: Any) -> None:

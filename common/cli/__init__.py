@@ -11,7 +11,19 @@ Exit codes: 0 done, 2 bad input (one line on stderr, no traceback), 130 interrup
 SIGHUP. These signals raise an exception, so that temporary files are removed and worker processes end.
 """
 
-from common.cli.option_types import (
+from common.cli.options import (
+    add_earlier,
+    add_input,
+    add_model_settings,
+    add_output_shards,
+    add_settings,
+    add_stats,
+    add_step_options,
+    add_workers,
+    output_shards,
+    read_settings,
+)
+from common.cli.parsing import (
     any_files,
     checkpoint_path,
     input_path,
@@ -20,21 +32,8 @@ from common.cli.option_types import (
     output_file,
     output_folder,
     output_prefix,
+    parser,
     positive_int,
     shards,
 )
-from common.cli.options import (
-    add_input,
-    add_known,
-    add_model_settings,
-    add_output_shards,
-    add_removed,
-    add_settings,
-    add_stats,
-    add_step_options,
-    add_workers,
-    output_shards,
-    read_settings,
-)
-from common.cli.parsing import parser
 from common.cli.running import refuse_other_copy, run

@@ -3,9 +3,8 @@
 import argparse
 from pathlib import Path
 
-from common.cli.option_types import Inputs, input_path, output_file, output_folder, positive_int, shards
-from common.cli.parsing import Parser
-from common.config import TOP_LEVEL, step_settings
+from common.cli.parsing import Inputs, Parser, input_path, output_file, output_folder, positive_int, shards
+from common.config import TOP_LEVEL, load_settings, validate, with_overrides
 from common.errors import InputError
 from common.files import shard_paths
 from common.settings import Experiment, Settings
@@ -36,15 +35,18 @@ def add_model_settings(parser: Parser, *, required: bool = True) -> None:
 
 
 def read_settings(arguments: argparse.Namespace) -> Settings:
-    """The settings of `--config` and the overrides, validated together; with --name, `model` becomes the new name.
+    """The settings of `--config`, or the defaults, and the overrides, validated together. Raises ConfigError.
 
-    Raises ConfigError.
+    With --name, `model` becomes the new name.
     """
+    if arguments.config is None:
+        return validate(with_overrides({"run": "results", "urls": ["-"]}, arguments.overrides), "command line")
     model, name = getattr(arguments, "model", None), getattr(arguments, "new_model", None)
-    settings = step_settings(arguments.config, arguments.overrides, model, name)
-    if name is not None:
-        arguments.model = name
-    return settings
+    settings = load_settings(arguments.config, arguments.overrides, model, name)
+    if model is None:
+        return settings
+    arguments.model = name or model
+    return settings.model_copy(update={"cluster": settings.cluster_of(arguments.model)})
 
 
 def add_input(parser: argparse.ArgumentParser, kind: Inputs = shards, *, required: bool = True) -> None:
@@ -52,13 +54,9 @@ def add_input(parser: argparse.ArgumentParser, kind: Inputs = shards, *, require
     parser.add_argument("--input", type=kind, nargs="+", required=required, metavar="PATH", help="paths or globs")
 
 
-def add_known(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Add `--known` for the inputs of earlier runs."""
-    parser.add_argument("--known", type=input_path, nargs="+", default=[], metavar="PATH", help=meaning)
-
-
-def add_removed(parser: argparse.ArgumentParser) -> None:
-    """Add `--removed` for files of ids that `common.files.removed_ids` reads."""
+def add_earlier(parser: argparse.ArgumentParser, known: str) -> None:
+    """Add `--known`, inputs of earlier runs, and `--removed`, files of ids for `common.files.removed_ids`."""
+    parser.add_argument("--known", type=input_path, nargs="+", default=[], metavar="PATH", help=known)
     meaning = "ids of documents to drop as `removed`, such as the takedown/ids.txt of a run; a file need not exist"
     parser.add_argument("--removed", type=Path, nargs="+", default=[], metavar="FILE", help=meaning)
 

@@ -10,6 +10,7 @@ from common.files.documents import (
     REMOVED_IDS,
     BadLines,
     Document,
+    lines_at,
     located_documents,
     read_documents,
     read_json_lines,
@@ -18,9 +19,17 @@ from common.files.documents import (
     removed_ids,
     short_hash,
 )
-from common.files.fingerprints import Fingerprint, digest, fingerprint, first_change, sha256
-from common.files.inputs import Kind, expand_inputs, find_inputs, require_regular
-from common.files.lookup import lines_at
+from common.files.inputs import (
+    Fingerprint,
+    Kind,
+    digest,
+    expand_inputs,
+    find_inputs,
+    fingerprint,
+    first_change,
+    require_regular,
+    sha256,
+)
 from common.files.reading import (
     COMPRESSED,
     Frames,
@@ -46,7 +55,6 @@ from common.files.shards import (
     sharded_writer,
 )
 from common.files.writing import (
-    Output,
     atomic_path,
     check_outputs,
     fsync,

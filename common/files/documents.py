@@ -6,26 +6,30 @@ raise InputError at the first marked line, so rejects are never taken for a corp
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
 from common.console import warn
 from common.errors import InputError
-from common.files.reading import Frames, located_blocks, read_blocks, read_lines
+from common.files.reading import COMPRESSED, Frames, decompressed, located_blocks, read_blocks, read_lines
+from common.files.writing import naming
 
 Document = dict[str, Any]
 
 MARK = "dropped_by"
 """Key that only dropped documents have; its value is the step that dropped them."""
-_MARKED = f'"{MARK}":'.encode()
+_MARKED = f'{{"{MARK}":'.encode()
 
 REMOVED_IDS = Path("takedown/ids.txt")
 """Below a run: the ids of documents that `workflow.provenance.remove` has removed; no step takes them in again."""
 
 LONGEST_LINE = 60_000_000  # bytes; a step takes up to 30 times as much for a document, and the rules ask for 2 GB
+_BLOCK = 1 << 18  # bytes of a compressed file that `lines_at` reads at a time
 _DEEPEST = 100  # levels; orjson writes 254, pickle fewer than 1,000
 _FIRST_ROUNDED = 2.0**63  # orjson reads larger integers as floats if they do not fit in 64 bits
 
@@ -58,17 +62,13 @@ class BadLines:
             )
 
 
-def first_line(path: Path) -> bytes | None:
-    """The first line of a regular file, up to 16 KB; None if it cannot be read."""
+def holds_rejects(path: Path) -> bool | None:
+    """Whether a regular file begins with a dropped document; None if it is empty or cannot be read."""
     try:
-        return next(read_blocks(path, 1 << 14), b"").partition(b"\n")[0]
+        line = next(read_blocks(path, 1 << 14), b"").partition(b"\n")[0]
     except (InputError, OSError):
         return None
-
-
-def is_marked(line: bytes) -> bool:
-    """Whether a line is a dropped document: it begins with the mark."""
-    return line.startswith(b"{" + _MARKED)
+    return line.startswith(_MARKED) if line else None
 
 
 def read_object(line: bytes, where: str, strings: Sequence[str], skip: Sequence[str] = ()) -> Document | str:
@@ -93,43 +93,27 @@ def read_object(line: bytes, where: str, strings: Sequence[str], skip: Sequence[
         if not isinstance(found.get(key), str):
             return f"no string under {key!r}"
     document: Document = {key: found[key] for key in found if key in strings or key not in skip} if skip else found
-    if _depth(document) > _DEEPEST:
-        return f"nested more than {_DEEPEST} deep; flatten or remove that key"
-    if _may_be_rounded(document) and _has_large_integer(line):
-        return "an integer beyond 64 bits would be rounded; write it as a string"
-    return document
+    return _unwritable(document, line) or document
 
 
-def _depth(value: Any) -> int:
-    """The nesting depth of values, at most _DEEPEST + 1; fast for flat documents."""
-    level, depth = [value], 0
-    while level and depth <= _DEEPEST:
+def _unwritable(value: Document, line: bytes) -> str:
+    """Why a parsed object could not be written as it was read; empty if it can. Walks all values once, by level."""
+    level: list[Any] = [value]
+    depth, has_large = 0, False
+    while level:
         depth += 1
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if type(outer) is dict else outer)
-            if type(inner) in (dict, list)
-        ]
-    return depth
-
-
-def _may_be_rounded(value: Any) -> bool:
-    """Whether a value has a float that may have been an integer beyond 64 bits."""
-    for inner in value.values() if type(value) is dict else value:
-        kind = type(inner)  # not isinstance: this sees every value of a corpus
-        if kind is dict or kind is list:
-            if _may_be_rounded(inner):
-                return True
-        elif kind is float and abs(inner) >= _FIRST_ROUNDED:
-            return True
-    return False
-
-
-def _has_large_integer(line: bytes) -> bool:
+        if depth > _DEEPEST:
+            return f"nested more than {_DEEPEST} deep; flatten or remove that key"
+        inner = [one for outer in level for one in (outer.values() if type(outer) is dict else outer)]
+        # not isinstance: this sees every value of a corpus
+        has_large = has_large or any(type(one) is float and abs(one) >= _FIRST_ROUNDED for one in inner)
+        level = [one for one in inner if type(one) in (dict, list)]
     integers: list[str] = []
-    json.loads(line, parse_int=integers.append)
-    return not all(-(2**63) <= int(digits) < 2**64 for digits in integers)
+    if has_large:  # a float that may have been an integer
+        json.loads(line, parse_int=integers.append)
+    if all(-(2**63) <= int(digits) < 2**64 for digits in integers):
+        return ""
+    return "an integer beyond 64 bits would be rounded; write it as a string"
 
 
 def _located_lines(path: Path, frames: Frames | None, encoding: str = "utf-8") -> Iterator[tuple[int, bytes]]:
@@ -178,6 +162,42 @@ def located_documents(
             raise InputError(f"{where}: {found}")
         else:
             bad.add(f"{where}: {found}")
+
+
+def lines_at(path: Path, frames: Frames, lines: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    """The lines with some (position, length), ordered by position; `located_documents` gives both and `frames`.
+
+    Reads the frames that hold them, so a file of one frame up to the last of them; any file that is not compressed is
+    read only there. Raises InputError for a file that is damaged, or shorter than that.
+    """
+    text: Iterator[bytes] = iter(())
+    start, held = 0, b""  # text from `start` on, the last that has been read
+    with path.open("rb") as file, naming(path):
+        for position, length in lines:
+            if path.suffix not in COMPRESSED:
+                file.seek(position)
+                start, held = position, file.read(length)
+            elif (index := bisect_right(frames, position, key=itemgetter(1)) - 1) >= 0 and (
+                not held or frames[index][1] > start + len(held)
+            ):
+                text = decompressed(_blocks(file, frames, index), path)
+                start, held = frames[index][1], b""
+            while start + len(held) < position + length:
+                skipped = min(max(position - start, 0), len(held))
+                if (more := next(text, None)) is None:
+                    raise InputError(f"{path}: shorter than when it was read first; run the steps after it again")
+                start, held = start + skipped, held[skipped:] + more
+            yield held[position - start : position - start + length]
+
+
+def _blocks(file: IO[bytes], frames: Frames, index: int) -> Iterator[bytes]:
+    """The bytes of the frames from one on, in blocks that end with a frame."""
+    file.seek(frames[index][0])
+    for following in range(index + 1, len(frames) + 1):
+        left = frames[following][0] - frames[following - 1][0] if following < len(frames) else None
+        while data := file.read(_BLOCK if left is None else min(_BLOCK, left)):
+            left = left and left - len(data)
+            yield data
 
 
 def read_shards(paths: Iterable[Path], bad: BadLines | None = None) -> Iterator[Document]:

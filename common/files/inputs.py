@@ -2,18 +2,24 @@
 
 A step's folder also holds rejects, statistics, journals and temporary files. They are left out of folders and globs,
 with a note on stderr that counts and names them. A file of rejects that is named directly is refused.
+
+A fingerprint (size, time and hash) shows a later run that an input has changed. A file with another time but the same
+content has not changed.
 """
 
 import glob
+import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal
+
+import xxhash
 
 from common.console import note
 from common.errors import InputError
-from common.files.documents import first_line, is_marked
+from common.files.documents import holds_rejects
 from common.files.reading import COMPRESSED, is_readable, read_json, read_lines
 
 Kind = Literal["shards", "lists", "sources", "files"]
@@ -32,18 +38,19 @@ _NOUNS: dict[Kind, str] = {
 _NAMED = 3  # files that a note names
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path, seen: set[tuple[int, int]] | None = None) -> Iterator[Path]:
     """Every file below a folder except hidden ones. Follows links, and visits each folder once."""
-    seen = {_folder_id(folder)}
-    for root, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
-        new = []
-        for name in sorted(folders):
-            number = None if name.startswith(".") else _folder_id(Path(root, name))
-            if number is not None and number not in seen:  # a link may lead back to a parent folder
-                seen.add(number)
-                new.append(name)
-        folders[:] = new
-        yield from (Path(root, name) for name in names if not name.startswith("."))
+    seen, new = seen or {_folder_id(folder)}, []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if not path.is_dir():
+            yield path
+        elif (number := _folder_id(path)) not in seen:  # a link may lead back to a parent folder
+            seen.add(number)
+            new.append(path)
+    for inner in new:
+        yield from _walk(inner, seen)
 
 
 def _folder_id(folder: Path) -> tuple[int, int]:
@@ -51,21 +58,14 @@ def _folder_id(folder: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _refuse(error: OSError) -> NoReturn:
-    raise error
-
-
-def _is_rejects(path: Path) -> bool:
-    """Whether a file holds rejects; an empty one is recognised by its folder."""
-    line = first_line(path)
-    return is_marked(line) if line else path.parent.name in _REJECTS_FOLDERS
-
-
 def _is_other(path: Path, kind: Kind) -> bool:
     """Whether a regular file is a step's temporary file, statistics or rejects."""
     if path.suffix in _UNFINISHED or kind == "files" or not path.is_file():  # a pipe can be read only once
         return path.suffix in _UNFINISHED
-    return _FIGURES.fullmatch(path.name) is not None or _is_rejects(path)
+    if _FIGURES.fullmatch(path.name):
+        return True
+    is_rejects = holds_rejects(path)
+    return path.parent.name in _REJECTS_FOLDERS if is_rejects is None else is_rejects
 
 
 def _matches(pattern: str) -> dict[Path, bool]:
@@ -150,3 +150,38 @@ def require_regular(paths: Iterable[Path], reader: str) -> None:
     for path in paths:
         if str(path) == "-" or (path.exists() and not path.is_file()):
             raise InputError(f"{path}: is not a regular file, but {reader} reads it twice; write it to a file first")
+
+
+Fingerprint = dict[str, Any]
+"""`{"size": 812, "mtime_ns": 1763850000000000000, "sha256": "…"}`"""
+
+
+def fingerprint(path: Path) -> Fingerprint:
+    """The fingerprint of a file. Take it before reading: a file that changes after that has a later time."""
+    found = path.stat()
+    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "sha256": sha256(path)}
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(path: Path) -> dict[str, Any]:
+    """`{"size": bytes, "xxh3": hex}`, which detect damage."""
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "xxh3": hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}
+
+
+def first_change(read: Mapping[str, Fingerprint], now: Iterable[Path]) -> str | None:
+    """The first change of the files since they were read, or None; only files with another time are hashed."""
+    files = {str(path): path for path in now}
+    for name in sorted(read.keys() ^ files.keys()):
+        return f"{name}: {'new' if name in files else 'missing'} since the inputs were read"
+    for name, path in files.items():
+        then, found = read[name], path.stat()
+        same_size = found.st_size == then["size"]
+        if not same_size or (found.st_mtime_ns != then["mtime_ns"] and sha256(path) != then["sha256"]):
+            return f"{name}: changed since it was read"
+    return None

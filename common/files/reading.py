@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +142,8 @@ def decompressed(blocks: Iterator[bytes], path: Path, frames: Frames | None = No
 
 def _as_utf8(chunks: Iterator[bytes], encoding: str, path: Path) -> Iterator[bytes]:
     """Decode chunks of another encoding to UTF-8. Raises EncodingError where they are invalid."""
-    decoder = codecs.getincrementaldecoder(encoding)()
     try:
-        for chunk in chain(chunks, [b""]):
-            yield decoder.decode(chunk, not chunk).encode()
+        yield from (text.encode() for text in codecs.iterdecode(chunks, encoding))
     except UnicodeError as error:
         reason = getattr(error, "reason", error)  # UTF-16 without its byte-order mark has none
         raise EncodingError(f"{path}: not {encoding} ({reason}); give its encoding, or create it again") from None
@@ -232,12 +229,7 @@ def read_blocks(
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file without line ends; errors as in `read_blocks`."""
-    return (line for block in read_blocks(path) for line in split_lines(block))
-
-
-def split_lines(block: bytes) -> Iterator[bytes]:
-    """The lines of a block without line ends."""
-    return (line.rstrip(b"\r") for line in block.removesuffix(b"\n").split(b"\n"))
+    return (line.rstrip(b"\r") for block in read_blocks(path) for line in block.removesuffix(b"\n").split(b"\n"))
 
 
 def read_text(path: Path, longest: int | None = None, encoding: str = "utf-8") -> str:

@@ -7,7 +7,7 @@ the rest. Where a frame ends depends on the lines alone.
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -53,32 +53,32 @@ def shard_paths(folder: Path, shards: int, suffix: str) -> list[Path]:
     return [folder / f"{shard_name(shard)}{suffix}" for shard in range(shards)]
 
 
-class _Frames:
-    """Compresses lines to zstd frames; with one thread, the bytes depend only on the lines."""
+@contextmanager
+def _lines_to(file: IO[bytes], suffix: str) -> Iterator[Callable[[bytes], object]]:
+    """Yield a function that appends a line; with `.zst` as frames, whose bytes depend only on the lines."""
+    if suffix != ".zst":
+        yield file.write
+        return
+    lines: list[bytes] = []
+    held = frames = 0
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._lines: list[bytes] = []
-        self._held = self._written = 0
+    def end_frame() -> None:
+        nonlocal held, frames
+        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)  # one thread: always the same bytes
+        file.write(compressor.compress(b"".join(lines)))
+        lines.clear()
+        held, frames = 0, frames + 1
 
-    def write(self, line: bytes) -> None:
-        self._lines.append(line)
-        self._held += len(line)
-        if self._held >= FRAME:
-            self._end_frame()
+    def write(line: bytes) -> None:
+        nonlocal held
+        lines.append(line)
+        held += len(line)
+        if held >= FRAME:
+            end_frame()
 
-    def _end_frame(self) -> None:
-        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-        self._written += self._file.write(compressor.compress(b"".join(self._lines)))
-        self._lines.clear()
-        self._held = 0
-
-    def __enter__(self) -> "_Frames":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and (self._held or not self._written):
-            self._end_frame()
+    yield write
+    if held or not frames:
+        end_frame()
 
 
 @contextmanager
@@ -90,9 +90,8 @@ def line_writer(path: Path | None) -> Iterator[Callable[[bytes], object]]:
     if path is None:
         yield lambda line: None
         return
-    with output_files([path]) as (output,), output.open() as file:
-        with _Frames(file) if path.suffix == ".zst" else nullcontext(file) as lines:
-            yield lines.write
+    with output_files([path]) as (output,), output.open() as file, _lines_to(file, path.suffix) as write:
+        yield write
 
 
 @contextmanager
@@ -122,9 +121,9 @@ def sharded_writer(paths: Sequence[Path], threads: int = 1) -> Iterator[Callable
 
         def packed(shard: int) -> bytes:
             data = io.BytesIO()
-            with _Frames(data) if paths[shard].suffix == ".zst" else nullcontext(data) as file:
+            with _lines_to(data, paths[shard].suffix) as append:
                 for line in pending[shard]:
-                    file.write(line)
+                    append(line)
             pending[shard].clear()
             return data.getvalue()
 

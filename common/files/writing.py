@@ -1,16 +1,22 @@
 """All-or-nothing writes: `<name>.tmp` is written, fsynced and renamed, or removed if anything fails.
 
 An output is a regular file, or does not exist yet; links are followed, and everything else is refused. Every write
-error names the file.
+error names the file. A folder of results is replaced or removed as a whole, if it has no foreign files:
+
+    own = re.compile(r"[0-9]+\\.pairs").fullmatch
+    if foreign := first_foreign_file(folder, own): ...    # a file that we did not write
+    remove_own(folder, own)
+    with replace_folder(folder, check) as new: ...        # write the files to `new`
 """
 
 import fcntl
 import io
 import os
+import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +40,6 @@ def target_of(path: Path) -> Path:
     if not usable:
         raise InputError(f"{path}: cannot be written: an output must be a regular file in a folder")
     return Path(os.path.realpath(path))
-
-
-def temporary_of(target: Path) -> Path:
-    """The name of an output until it is complete."""
-    return target.with_name(target.name + ".tmp")
 
 
 def _identity(path: Path) -> tuple[object, ...]:
@@ -132,7 +133,7 @@ class Output:
     @property
     def temporary(self) -> Path:
         """The file that is written until then."""
-        return temporary_of(self.target)
+        return self.target.with_name(self.target.name + ".tmp")
 
     def open(self, mode: str = "w") -> IO[bytes]:
         """The empty file, open for writing. Call it once."""
@@ -223,3 +224,71 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: object, *, indent: bool = True) -> None:
     """Write `value` as JSON with a trailing newline, atomically; on one line without `indent`."""
     write_text(path, orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None).decode() + "\n")
+
+
+def first_foreign_file(folder: Path, own: Callable[[str], object]) -> Path | None:
+    """The first entry of a folder, by name, that is not a regular file with one of our names, or None.
+
+    Folders and symbolic links count as foreign, and so does `folder` itself if it is a link or not a folder.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return folder
+    entries = sorted(folder.iterdir())
+    return next((path for path in entries if path.is_symlink() or not path.is_file() or not own(path.name)), None)
+
+
+def remove_own(folder: Path, own: Callable[[str], object]) -> None:
+    """Remove a folder of our files if it exists. Raises InputError and removes nothing if it has a foreign file."""
+    if not folder.is_symlink() and not folder.exists():
+        return
+    if foreign := first_foreign_file(folder, own):
+        raise InputError(f"{foreign}: was not made by this tool, and {folder} is in its way; move it elsewhere")
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def swap_folder(new: Path, folder: Path, old: Path, check: Callable[[], None] = lambda: None) -> None:
+    """Rename `new` to `folder`, and an older `folder` to `old`; if that or `check` fails, the older one is restored."""
+    replaces = folder.exists()
+    if replaces:
+        folder.rename(old)
+    try:
+        check()
+        new.rename(folder)
+    except BaseException:
+        if replaces:
+            old.rename(folder)
+        raise
+    fsync(folder.parent)
+
+
+@contextmanager
+def replace_folder(folder: Path, check: Callable[[Path, Path], None]) -> Iterator[Path]:
+    """Yield an empty folder that replaces `folder` when the block ends without an error.
+
+    The work is done in FOLDER.partial/. `check(old, new)` is called before an older folder is deleted; if it raises,
+    `folder` stays as it was. What a killed command left is removed, and an older folder that it had moved away is put
+    back. Raises InputError if another process writes the same folder.
+    """
+    work = folder.with_name(f"{folder.name}.partial")
+    new, old, lock = work / "new", work / "old", work / "lock"
+    work.mkdir(parents=True, exist_ok=True)
+    with open_locked(lock, f"{folder}: another process is writing it; stop that one, or wait for it"):
+        try:
+            if old.exists() and not folder.exists():
+                old.rename(folder)
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+            new.mkdir()
+            yield new
+            for path in new.rglob("*"):
+                fsync(path)
+            swap_folder(new, folder, old, lambda: check(old, new) if old.exists() else None)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+            if folder.exists():  # otherwise the older one could not be put back
+                shutil.rmtree(old, ignore_errors=True)  # `check` found only files of ours in it
+            lock.unlink(missing_ok=True)
+            with suppress(OSError):
+                work.rmdir()

@@ -1,16 +1,12 @@
 """The configuration as typed models: every key, its meaning, unit and default. `common.config` reads them from YAML."""
 
-from common.settings.cluster import ClusterSettings, CorpusJobSettings, GpuSettings, SiteSettings
+from common.settings.cluster import ClusterSettings, GpuSettings, SiteSettings
 from common.settings.corpus import (
-    WARC_NAME,
-    BlacklistSettings,
     CleanSettings,
     DecontaminateSettings,
     DedupSettings,
     FastTextModel,
     RepeatsSettings,
-    ScrapeSettings,
-    SourceSettings,
     TokenizeSettings,
     TrainTokenizerSettings,
 )
@@ -18,4 +14,5 @@ from common.settings.experiment import DataSettings, Experiment
 from common.settings.model import ModelSettings, ParallelSettings
 from common.settings.run import Settings, closest
 from common.settings.section import Section, changes
-from common.settings.training import EvaluateSettings, GenerateSettings, LogSettings, TrainSettings, WatchSettings
+from common.settings.sources import WARC_NAME, BlacklistSettings, ScrapeSettings, SourceSettings
+from common.settings.training import GenerateSettings, LogSettings, TrainSettings, WatchSettings

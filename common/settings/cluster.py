@@ -108,13 +108,6 @@ class ClusterSettings(JobSettings):
     corpus: CorpusJobSettings = CorpusJobSettings()
     """Corpus jobs."""
 
-    @property
-    def corpus_site(self) -> SiteSettings:
-        """The site's options for corpus jobs."""
-        inherited = ("partition", "account", "qos", "reservation", "setup")
-        update = {key: getattr(self, key) for key in inherited if not getattr(self.corpus, key)}
-        return self.corpus.model_copy(update=update)
-
     def site_of(self, gpus: int, partition: str = "") -> SiteSettings:
         """The site's options for a job of the DAG: those of training jobs if it has GPUs, else those of corpus jobs.
 
@@ -122,6 +115,8 @@ class ClusterSettings(JobSettings):
         """
         own: dict[str, object] = {"partition": partition} if partition else {}
         if not gpus:
-            return self.corpus_site.model_copy(update=own)
+            inherited = ("partition", "account", "qos", "reservation", "setup")
+            missing = {key: getattr(self, key) for key in inherited if not getattr(self.corpus, key)}
+            return self.corpus.model_copy(update=missing | own)
         options = [*self.sbatch, f"--gres={self.gres or 'gpu'}:{gpus}"]
         return self.model_copy(update={"sbatch": options, "exclusive": False, **own})

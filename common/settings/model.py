@@ -1,6 +1,6 @@
 """The configuration of a model's architecture and of its parallel layout."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -68,7 +68,8 @@ class ParallelSettings(Section):
 
     @model_validator(mode="after")
     def _auto_is_alone(self) -> Self:
-        fixed = [key for key in self.model_fields_set - {"auto", "gpus"} if getattr(self, key) != _default(key)]
+        fields = type(self).model_fields
+        fixed = [key for key in self.model_fields_set - {"auto", "gpus"} if getattr(self, key) != fields[key].default]
         if self.auto and fixed:
             raise ValueError(f"auto chooses {fixed[0]}, too; leave it out, or set auto to false")
         return self
@@ -105,7 +106,3 @@ class ParallelSettings(Section):
         if self.auto:
             return f"auto over {self.gpus} processes"
         return f"pipeline {self.pipeline} x data {self.data} x tensor {self.tensor} = {self.world_size} processes"
-
-
-def _default(key: str) -> Any:
-    return ParallelSettings.model_fields[key].default

@@ -48,12 +48,10 @@ class Settings(CorpusSettings):
 
     @model_validator(mode="after")
     def _something_goes_in(self) -> Self:
-        if not self.urls and not self.sources and not self._all_bring_data():
+        all_bring_data = self.models and all(model.data for model in self.models.values())
+        if not self.urls and not self.sources and not all_bring_data:
             raise ValueError("give URL lists under `urls`, existing text under `sources`, or both")
         return self
-
-    def _all_bring_data(self) -> bool:
-        return bool(self.models) and all(model.data for model in self.models.values())
 
     @model_validator(mode="after")
     def _trained_models_exist(self) -> Self:

@@ -9,7 +9,7 @@ from torch import Tensor
 from convert.assemble import assemble
 from convert.sources.source import MOMENTS, Source
 from training import checkpoint
-from training.checkpoint import Progress, Replicas, SavedRun
+from training.checkpoint import Progress, Replicas, SavedRun, Shard
 from training.planning.run import Plan
 from training.tensors import leaf_of
 
@@ -22,10 +22,10 @@ def write(source: Source, folder: Path, plan: Plan) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return checkpoint.write(
         SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train),
-        {key: torch.empty(_shape(source, key), device="meta") for key in _keys(source)},
+        {key: Shard(shape, (0,) * len(shape), shape) for key in _keys(source) for shape in [_shape(source, key)]},
+        _Assembled(source),
         progress(source, plan),
         Replicas(),
-        copies=_Assembled(source),
     )
 
 

@@ -40,7 +40,7 @@ from common.files import (
     shard_stem,
     write_json,
 )
-from common.folders import remove_own
+from common.files.writing import remove_own
 from common.settings import DedupSettings, Settings
 from common.stats import Stats, no_documents
 from common.workers import Workers

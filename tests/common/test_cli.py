@@ -1,4 +1,4 @@
-"""Paths on the command line of every step, as users write them."""
+"""Paths and settings on the command line of every step, as users write them."""
 
 import os
 import subprocess
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from common import cli
+from common.settings import CleanSettings
 from tests.conftest import ROOT
 from tests.helpers import assert_one_line_error, called, document, prose, read_shard, write_shard
 
@@ -126,6 +128,23 @@ def test_a_full_disk_is_told(folder: Path) -> None:
     result = bash("ulimit -f 100; step ingest --input big.jsonl --output out.jsonl", folder)
     assert_one_line_error(result, "out.jsonl: File too large")
     assert not list(folder.glob("out*"))
+
+
+def parse(*words: str) -> CleanSettings:
+    """The settings of a command with the verb `count`."""
+    parser = cli.parser("corpus.clean", "A step.")
+    count = parser.add_subparsers(dest="verb", required=True).add_parser("count")
+    cli.add_settings(count, "clean")
+    return cli.read_settings(parser.parse_args(["count", *words])).clean
+
+
+def test_an_override_wins_over_the_file_and_the_file_over_the_default(folder: Path) -> None:
+    Path("config.yaml").write_text("run: x\nurls: [list]\nclean: {language: de, min_characters: 10}\n")
+    config = ("--config", "config.yaml")
+    assert parse().language == "en" and not parse().filters
+    assert parse(*config).language == "de"
+    clean = parse("clean.language=it", *config, "clean.filters=[gopher]")
+    assert (clean.language, clean.min_characters, clean.filters) == ("it", 10, ["gopher"])
 
 
 def test_an_installed_copy_refuses_to_work_beside_another_one(folder: Path) -> None:

@@ -4,14 +4,16 @@ import importlib
 import lzma
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +23,23 @@ import torch
 import yaml
 
 from common.config import load_settings
-from common.files import read_rows, write_json
+from common.files import read_json, read_rows, write_json
 from common.settings import Settings
 from common.tokenizer import CHARACTERS, END_OF_TEXT, VocabularyFiles
 from corpus.index import IndexWriter, Meta
-from tests.helpers import PATIENCE, run_main, wait_for
+from tests.helpers import PATIENCE, Main, run_main, wait_for
 from training import checkpoint, session, step
 from training.checkpoint import Progress
 from training.checkpoint.writing import CheckpointWriter
 from training.dataset.batches import Batch
-from training.launch.process_group import World
+from training.launch.process_group import World, started
+from training.launch.rank import read_launch
 from training.planning.run import Plan, make_plan
+from training.step import StepResult, train_step
 
 Capsys = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
+TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}  # a model that is only there
 BYTE_VOCABULARY = 257  # every byte, and 256 to end a text; no multiple of 128, so that layouts must pad
 
 
@@ -109,10 +114,20 @@ def settings_of(config: Path) -> Settings:
     return load_settings(config, model="tiny")
 
 
+def plan_of(config: Path, *overrides: str) -> Plan:
+    """The plan of a configuration's model."""
+    return make_plan(load_settings(config, overrides, "tiny"), "tiny")
+
+
 def course(run: Path) -> list[tuple[str, ...]]:
     """The columns of a model folder's train.csv that must be equal in two runs, whatever the machine's speed."""
     keys = ("iteration", "consumed_samples", "learning_rate", "lm_loss", "grad_norm", "skipped", "non_finite")
     return [tuple(row[key] for key in keys) for row in read_rows(run / "train.csv")]
+
+
+def tensor_files(path: Path) -> dict[str, Any]:
+    """What the manifest of a checkpoint says of the files of tensors: equal for equal tensors in one layout."""
+    return {name: entry for name, entry in read_json(path / "manifest.json")["files"].items() if "rank" in name}
 
 
 def save_checkpoint(
@@ -121,8 +136,9 @@ def save_checkpoint(
     """A checkpoint in a model folder, as a run writes it (a collective call)."""
     folder.mkdir(parents=True, exist_ok=True)
     run = checkpoint.SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train)
-    replicas = checkpoint.compare_replicas(parameters)
-    return checkpoint.write(run, checkpoint.state_tensors(parameters, optimizer), progress, replicas)
+    tensors = checkpoint.state_tensors(parameters, optimizer)
+    held = checkpoint.held_shards(tensors, plan.experiment.model.vocab_size)
+    return checkpoint.write(run, *held, progress, checkpoint.compare_replicas(parameters))
 
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -142,12 +158,18 @@ def open_session(plan: Plan, world: World = ALONE) -> Session:
 
 def make_session(folder: Path, **sections: Any) -> Session:
     """A session of one process with the configuration that `make_run` writes."""
-    return open_session(make_plan(settings_of(make_run(folder, **sections)), "tiny"))
+    return open_session(plan_of(make_run(folder, **sections)))
 
 
 def step_batches(session: Session, consumed: int) -> Generator[list[Batch], None, None]:
     """Micro-batches of the plan's training data."""
     return step.step_batches(session, session.plan.data.train, consumed)
+
+
+def train_steps(session: Session, count: int, rate: float = 0.01, scale: float = 1.0) -> list[StepResult]:
+    """The first steps of a training."""
+    with closing(step_batches(session, 0)) as batches:
+        return [train_step(session, number, next(batches), rate, scale) for number in range(1, count + 1)]
 
 
 def checkpoint_writer(session: Session, folder: Path, may_write: Callable[[], None] = lambda: None) -> CheckpointWriter:
@@ -186,8 +208,8 @@ class Finished:
     stderr: str
 
 
-def _task(rank: int, size: int, module: str, arguments: list[str], output: Path) -> None:
-    """In a new process: run `python -m MODULE ARGUMENTS…` as submitit's local executor starts a task."""
+def _task(rank: int, size: int, command: str | Main, arguments: tuple[object, ...], output: Path) -> None:
+    """In a new process: run a command, or `python -m` its module, as submitit's local executor starts a task."""
     for name, descriptor in (("out", 1), ("err", 2)):
         os.dup2(os.open(output / f"{rank}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
     os.environ |= {
@@ -197,15 +219,15 @@ def _task(rank: int, size: int, module: str, arguments: list[str], output: Path)
         "SUBMITIT_LOCAL_GLOBALID": str(rank),
         "SUBMITIT_LOCAL_LOCALID": str(rank),
     }
-    sys.exit(run_main(importlib.import_module(module).main, *arguments))
+    sys.exit(run_main(importlib.import_module(command).main if isinstance(command, str) else command, *arguments))
 
 
 class Job:
     """A command running as the `size` tasks of one job; tasks still running at the end of `with` are killed."""
 
-    def __init__(self, size: int, module: str, *arguments: object) -> None:
+    def __init__(self, size: int, command: str | Main, *arguments: object) -> None:
         self._output = Path(tempfile.mkdtemp())
-        given = (size, module, [str(argument) for argument in arguments], self._output)
+        given = (size, command, arguments, self._output)
         self.tasks = [_PROCESSES.Process(target=_task, args=(rank, *given)) for rank in range(size)]
 
     def __enter__(self) -> "Job":
@@ -248,15 +270,30 @@ class Job:
         return path.read_text() if path.exists() else ""
 
 
-def launch(size: int, module: str, *arguments: object, timeout: float = PATIENCE) -> list[Finished]:
+def launch(size: int, command: str | Main, *arguments: object, timeout: float = PATIENCE) -> list[Finished]:
     """Run a command as the `size` tasks of one job; a job that hangs is killed, and its return codes are None."""
-    with Job(size, module, *arguments) as job:
+    with Job(size, command, *arguments) as job:
         return job.wait(timeout)
 
 
-def launch_ok(size: int, module: str, *arguments: object, timeout: float = PATIENCE) -> list[Finished]:
+def launch_ok(size: int, command: str | Main, *arguments: object, timeout: float = PATIENCE) -> list[Finished]:
     """`launch`, asserting that every process exits with 0."""
-    results = launch(size, module, *arguments, timeout=timeout)
+    results = launch(size, command, *arguments, timeout=timeout)
     for result in results:
         assert result.returncode == 0, result.stdout + result.stderr
     return results
+
+
+def on_ranks(size: int, function: Callable[..., Any], *arguments: object, timeout: float = PATIENCE) -> list[Any]:
+    """What `function(world, *arguments)` returns on each rank of a job of `size` processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        launch_ok(size, partial(on_rank, function, arguments, Path(folder)), timeout=timeout)
+        return [pickle.loads((Path(folder) / f"{rank}").read_bytes()) for rank in range(size)]
+
+
+def on_rank(function: Callable[..., Any], arguments: tuple[object, ...], folder: Path, _argv: list[str]) -> int:
+    """One process of such a job."""
+    with started(read_launch(), folder) as world:
+        result = function(world, *arguments)
+        (folder / f"{world.rank}").write_bytes(pickle.dumps(result))
+    return 0

@@ -9,7 +9,6 @@ alone.
 """
 
 import json
-import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,35 +22,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.settings import ModelSettings
 from tests.training.helpers import (
     ALONE,
     BYTE_VOCABULARY,
     byte_documents,
-    launch_ok,
+    on_ranks,
     open_session,
+    plan_of,
     save_checkpoint,
-    settings_of,
     step_batches,
     write_config,
     write_corpus,
 )
 from training import checkpoint
 from training.checkpoint import Progress
-from training.launch.process_group import World, started
-from training.launch.rank import read_launch
-from training.model import GPT2
+from training.launch.process_group import World
 from training.model_folder import checkpoint_folder
 from training.monitoring.outputs import next_logits
 from training.optimizer import learning_rate
 from training.parallel.dtensor import local_shard
-from training.planning.run import make_plan
 from training.step import train_step, validate
 
 TOLERANCE = {"loss": 1e-5, "norm": 1e-5, "valid": 1e-5, "weights": 1e-4, "value": 1e-4}
 """Relative, in float32; see `differences` and `distance`."""
 MODEL = {"n_layer": 5, "n_head": 4, "n_embd": 32, "seq_len": 16, "dropout": 0.0}  # 5 layers: no even split
-SPLIT = {"wte.weight": 0, "c_attn.weight": 0, "c_attn.bias": 0, "c_fc.weight": 0, "c_fc.bias": 0, "c_proj.weight": 1}
 STEPS, MORE = 3, 2
 """Before the checkpoint, and after resuming."""
 LOSS_SCALE = 2.0**10  # float16: no gradient of this model over- or underflows with it
@@ -156,21 +150,19 @@ def write_start(folder: Path, single: Layout, steps: int = STEPS) -> None:
     valid = np.concatenate(documents)[: _VALID * MODEL["seq_len"] + 1]  # an evaluation also counts tokens after samples
     documents = [*documents, valid]
     write_corpus(folder / "dataset", documents, single.vocab_size)
-    plan = make_plan(settings_of(single.write(folder, folder / "dataset", steps)), "tiny")
+    plan = plan_of(single.write(folder, folder / "dataset", steps))
     session = open_session(plan, ALONE)
     save_checkpoint(folder / "seed", session.parameters, session.optimizer, Progress(0, 0), plan)
     config = single.write(folder / "single", folder / "dataset", steps + MORE)
-    run = train(config, ALONE, folder, folder / "single", steps)
-    (folder / "single" / "seen.0.json").write_text(json.dumps(run))
+    note(config.parent, [train(ALONE, config, folder, folder / "single", steps)])
 
 
-def train(config: Path, world: World, start: Path, resumed: Path, steps: int = STEPS) -> dict[str, Any]:
+def train(world: World, config: Path, start: Path, resumed: Path, steps: int = STEPS) -> dict[str, Any]:
     """Train from the seed and save; then resume the checkpoint of the run `resumed` (a collective call).
 
-    Losses and gradient norms of all steps, and of the checkpoint: validation loss, logits, local shapes.
+    Losses and gradient norms of all steps, and of the checkpoint: validation loss, logits, parameters of this rank.
     """
-    settings = settings_of(config)
-    plan = make_plan(settings, "tiny")
+    plan = plan_of(config)
     session, section = open_session(plan, world), plan.experiment.train
     scale = LOSS_SCALE if section.precision == "float16" else 1.0
     seen: dict[str, Any] = {"loss": [], "norm": []}
@@ -190,8 +182,8 @@ def train(config: Path, world: World, start: Path, resumed: Path, steps: int = S
     progress = continued(next((start / "seed").glob("iter_*")), steps)
     seen["valid"] = validate(session, plan.data.valid, plan.data.valid.per_epoch)
     seen["logits"] = next_logits(session, b"The").tolist()
-    seen["shapes"] = {name: list(local_shard(value).shape) for name, value in session.parameters.items()}
-    save_checkpoint(settings.model_folder("tiny"), session.parameters, session.optimizer, progress, plan)
+    seen["parameters"] = sum(local_shard(value).numel() for value in session.parameters.values())
+    save_checkpoint(config.parent / "models/tiny", session.parameters, session.optimizer, progress, plan)
     continued(saved_in(resumed, steps), MORE)
     return seen
 
@@ -202,18 +194,30 @@ def run_layouts(folder: Path, layouts: Sequence[Layout], starts: Sequence[Path],
     `starts` are the folders of `write_start` for each layout.
     """
     last: dict[Path, tuple[Layout, Path]] = {}
-    cells: list[tuple[int, list[Path]]] = []
+    cells: list[tuple[int, tuple[Path, Path, Path]]] = []
     for number, (layout, start) in enumerate(zip(layouts, starts, strict=True)):
         config = layout.write(folder / str(number), start / "dataset", steps + MORE)
         before = last[start][1] if start in last else start / "single"
-        cells.append((layout.processes, [config, start, before]))
+        cells.append((layout.processes, (config, start, before)))
         last[start] = layout, config.parent
     for size, group in groupby(cells, lambda cell: cell[0]):
-        words = [path for _, paths in group for path in paths]
-        launch_ok(size, "tests.training.parity", "--train", steps, *words, timeout=900)
+        runs = [run for _, run in group]
+        of_ranks = on_ranks(size, train_all, runs, steps, timeout=900)
+        for (config, *_), seen in zip(runs, zip(*of_ranks, strict=True), strict=True):
+            note(config.parent, seen)
     for start, (layout, run) in last.items():
         config = layout.single.write(run / "alone", start / "dataset", steps + MORE)
-        config.with_name("seen.0.json").write_text(json.dumps(train(config, ALONE, start, run, steps)))
+        note(config.parent, [train(ALONE, config, start, run, steps)])
+
+
+def train_all(world: World, runs: Sequence[tuple[Path, Path, Path]], steps: int) -> list[dict[str, Any]]:
+    """What one rank sees of runs, one after the other."""
+    return [train(world, config, start, resumed, steps) for config, start, resumed in runs]
+
+
+def note(run: Path, seen: Sequence[dict[str, Any]]) -> None:
+    """Keep what each rank saw."""
+    (run / "seen.json").write_text(json.dumps(seen))
 
 
 def saved_in(run: Path, steps: int = STEPS) -> Path:
@@ -223,7 +227,8 @@ def saved_in(run: Path, steps: int = STEPS) -> Path:
 
 def ranks_of(run: Path) -> list[dict[str, Any]]:
     """What each rank saw."""
-    return [json.loads(path.read_text()) for path in sorted(run.glob("seen.*.json"))]
+    seen: list[dict[str, Any]] = json.loads((run / "seen.json").read_text())
+    return seen
 
 
 def differences(run: Path, start: Path, steps: int = STEPS) -> dict[str, float]:
@@ -263,44 +268,8 @@ def without_key_bias(name: str, weight: Tensor) -> Tensor:
     return weight.view(MODEL["n_head"], 3, -1)[:, [0, 2]] if name.endswith("c_attn.bias") else weight
 
 
-def expected_shapes(layout: Layout, rank: int) -> dict[str, list[int]]:
-    """The shapes that rank `rank` must hold; ranks are (pp, dp, tp) with tp fastest."""
-    tensor = layout.tensor
-    data_rank, pipeline_rank = rank // tensor % layout.data, rank // tensor // layout.data
-    stages = layout.pipeline * layout.virtual
-    edges = [math.ceil(MODEL["n_layer"] * stage / stages) for stage in range(stages + 1)]
-    mine = range(pipeline_rank, stages, layout.pipeline)
-    rows = math.ceil(layout.vocab_size / (128 * tensor)) * 128 * tensor
-    with torch.device("meta"):
-        model = GPT2(ModelSettings(**{**MODEL, "vocab_size": rows}))
-    shapes: dict[str, list[int]] = {}
-    for name, parameter in model.named_parameters():
-        module, *rest = name.split(".")
-        stages_of = {"wte": {0, stages - 1}, "wpe": {0}, "ln_f": {stages - 1}}
-        layers = {stage for stage in range(stages) if module == "h" and edges[stage] <= int(rest[0]) < edges[stage + 1]}
-        if not stages_of.get(module, layers) & {*mine}:
-            continue
-        shape = list(parameter.shape)
-        for end, dim in SPLIT.items():
-            if name.endswith(end):
-                shape[dim] //= tensor
-        if layout.zero:
-            size = math.ceil(shape[0] / layout.data)
-            shape[0] = max(0, min(shape[0], size * (data_rank + 1)) - size * data_rank)
-        shapes[name] = shape
-    return shapes
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run all layouts in float32 and print their table; with --train, be a process that trains some."""
-    words = sys.argv[1:] if argv is None else argv
-    if words:
-        launch, (_, steps, *paths) = read_launch(), words
-        with started(launch, Path(paths[0]).parent.parent) as world:
-            for config, start, resumed in zip(*[iter(map(Path, paths))] * 3, strict=True):
-                seen = train(config, world, start, resumed, int(steps))
-                config.with_name(f"seen.{launch.rank}.json").write_text(json.dumps(seen))
-        return 0
+def main() -> int:
+    """Run all layouts in float32 and print their table."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         layouts = [layout for layout in QUICK if layout.precision == "float32"]

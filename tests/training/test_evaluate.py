@@ -1,7 +1,8 @@
-"""Loss and perplexity equal a simple sum over windows."""
+"""Loss and perplexity equal a simple sum over windows; the validation of a training does not change it."""
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +14,23 @@ from convert.merge_mp import merge
 from tests.conftest import Once
 from tests.convert.helpers import write_pretrained
 from tests.helpers import run_main
-from tests.training.helpers import Capsys, byte_documents, make_run, train_tiny, write_corpus
+from tests.training.helpers import (
+    Capsys,
+    byte_documents,
+    make_run,
+    make_session,
+    step_batches,
+    train_tiny,
+    write_corpus,
+)
 from tests.training.reference import tiny_model
 from training.dataset.batches import BatchForm
 from training.dataset.corpus import Corpus, Samples
 from training.evaluate import main
 from training.evaluation.scoring import evaluate
+from training.inference.load import model_from_weights
 from training.model import GPT2
+from training.step import train_step, validate
 
 
 def plain_loss(model: GPT2, tokens: np.ndarray) -> float:
@@ -66,15 +77,45 @@ def test_all_tokens_of_several_datasets_have_the_same_weight(tmp_path: Path) -> 
     assert (found["tokens"], found["documents"]) == (sum(map(len, tokens.values())) - 2, 11)
 
 
+def losses_of_steps(folder: Path, validates: bool = False, **train: Any) -> list[float]:
+    """The losses of three steps, with dropout."""
+    session = make_session(folder, train=train)
+    seen = []
+    steps = step_batches(session, 0)
+    for iteration in (1, 2, 3):
+        seen.append(train_step(session, iteration, next(steps), 0.01).loss)
+        if validates:
+            validate(session, session.plan.data.valid, 5)
+    return seen
+
+
+def test_validation_does_not_change_later_steps_and_bfloat16_is_near_float32(tmp_path: Path) -> None:
+    plain = losses_of_steps(tmp_path, precision="float32")
+    assert losses_of_steps(tmp_path, validates=True, precision="auto") == plain  # float32 on a CPU
+    half = losses_of_steps(tmp_path, precision="bfloat16")
+    assert half != plain and half == pytest.approx(plain, rel=0.01)
+
+
+def test_validation_scores_the_samples_asked_for_however_they_are_batched(tmp_path: Path) -> None:
+    """11 samples are not a multiple of the global batch of 8 or of the micro-batch of 4."""
+    for micro in (2, 4):
+        session = make_session(tmp_path / str(micro), train={"micro_batch_size": micro})
+        found, settings = validate(session, session.plan.data.valid, 11), session.experiment.model
+        weights = {name: value.detach() for name, value in session.parameters.items()}
+        weights["wte.weight"] = weights["wte.weight"][: settings.vocab_size]
+        model = model_from_weights(settings, weights)
+        tokens = torch.stack([torch.from_numpy(session.plan.data.valid.sample(number)) for number in range(11)])
+        expected = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        assert found == pytest.approx(float(expected.detach()), rel=1e-6)
+
+
 @pytest.fixture
 def trained(once: Once) -> Path:
     """The folder of a run on 40 documents of bytes with the split 80,10,10, and of its merged model."""
 
     def build(folder: Path) -> None:
-        assert (
-            train_tiny(make_run(folder, documents=40, train={"iterations": 1, "split": "80,10,10", "keep_best": True}))
-            == 0
-        )
+        train = {"iterations": 1, "split": "80,10,10", "keep_best": True}
+        assert train_tiny(make_run(folder, documents=40, train=train)) == 0
         merge(folder / "models" / "tiny", folder / "merged")
 
     return once("split-80-10-10", build)

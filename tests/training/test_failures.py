@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import RESUME_ME
-from tests.training.helpers import Job, launch, make_run
+from tests.training.helpers import TINY, Job, launch, make_run
 from training.launch.failure_monitor import Failure, FailureMonitor, Hub
-
-TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}
 
 
 @pytest.mark.parametrize(

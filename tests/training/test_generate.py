@@ -8,37 +8,12 @@ import pytest
 
 from common.settings import GenerateSettings
 from common.tokenizer import Tokenizer
-from tests.conftest import Command
 from tests.convert.helpers import write_pretrained
-from tests.helpers import assert_one_line_error, run_main
-from tests.training.helpers import Capsys, Patch
+from tests.helpers import run_main
+from tests.training.helpers import Capsys, Patch, refusal
 from tests.training.reference import tiny_model
 from training.generate import main
 from training.inference.sampling import generate
-
-
-def test_samples_differ_and_their_seeds_reproduce_them(tmp_path: Path, capsys: Capsys) -> None:
-    model, tokenizer = tiny_model(50257), Tokenizer()
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    write_pretrained(tmp_path, weights, model.settings, tokenizer)
-    seeds = [2**64 - 1, 0, 1]  # the second one wraps around
-    options = GenerateSettings(max_tokens=6, temperature=3, seed=seeds[0], top_k=0)
-    texts = list(generate(model, tokenizer, ["The", "A list"], options, samples=3))
-    assert len(set(texts)) == 6 and [text[:3] for text in texts] == ["The"] * 3 + ["A l"] * 3
-    for sample, seed in enumerate(seeds):
-        alone = options.model_copy(update={"seed": seed})
-        assert list(generate(model, tokenizer, ["The", "A list"], alone)) == [texts[sample], texts[3 + sample]]
-    (tmp_path / "prompts.jsonl").write_text('{"id": 1, "prompt": "The"}\n{"id": 2, "prompt": "A list"}\n')
-    asked = ("--checkpoint", tmp_path, "--max-tokens", 6, "--temperature", 3, "--top-k", 0, "--samples", 3)
-    asked += ("--seed", seeds[0])
-    assert run_main(main, *asked, "--prompts", tmp_path / "prompts.jsonl") == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["text"] for line in lines] == texts
-    assert [(line["id"], line["sample"], line["seed"]) for line in lines[2:4]] == [(1, 3, 1), (2, 1, seeds[0])]
-    assert run_main(main, *asked, "--prompt", "The", "--output", tmp_path / "out.txt") == 0
-    printed = capsys.readouterr().out
-    assert (tmp_path / "out.txt").read_text() == printed
-    assert printed == "".join(f"--- sample {n + 1}, seed {seeds[n]}\n{texts[n]}\n" for n in range(3))
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +23,31 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     write_pretrained(folder, weights, model.settings, Tokenizer())
     return folder
+
+
+def random_texts(checkpoint: Path, *more: object) -> list[object]:
+    return ["--checkpoint", checkpoint, "--max-tokens", 9, "--temperature", 3, "--top-k", 0, "--seed", 5, *more]
+
+
+def test_samples_differ_and_their_seeds_reproduce_them(checkpoint: Path, tmp_path: Path, capsys: Capsys) -> None:
+    model, tokenizer = tiny_model(50257), Tokenizer()
+    seeds = [2**64 - 1, 0, 1]  # the second one wraps around
+    options = GenerateSettings(max_tokens=6, temperature=3, seed=seeds[0], top_k=0)
+    texts = list(generate(model, tokenizer, ["The", "A list"], options, samples=3))
+    assert len(set(texts)) == 6 and [text[:3] for text in texts] == ["The"] * 3 + ["A l"] * 3
+    for sample, seed in enumerate(seeds):
+        alone = options.model_copy(update={"seed": seed})
+        assert list(generate(model, tokenizer, ["The", "A list"], alone)) == [texts[sample], texts[3 + sample]]
+    (tmp_path / "prompts.jsonl").write_text('{"id": 1, "prompt": "The"}\n{"id": 2, "prompt": "A list"}\n')
+    asked = random_texts(checkpoint, "--max-tokens", 6, "--samples", 3, "--seed", seeds[0])
+    assert run_main(main, *asked, "--prompts", tmp_path / "prompts.jsonl") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["text"] for line in lines] == texts
+    assert [(line["id"], line["sample"], line["seed"]) for line in lines[2:4]] == [(1, 3, 1), (2, 1, seeds[0])]
+    assert run_main(main, *asked, "--prompt", "The", "--output", tmp_path / "out.txt") == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "out.txt").read_text() == printed
+    assert printed == "".join(f"--- sample {n + 1}, seed {seeds[n]}\n{texts[n]}\n" for n in range(3))
 
 
 class Terminal(io.StringIO):
@@ -65,11 +65,7 @@ class Terminal(io.StringIO):
         return super().write(text)
 
 
-def random_texts(checkpoint: Path, *more: object) -> list[object]:
-    return ["--checkpoint", checkpoint, "--max-tokens", 9, "--temperature", 3, "--top-k", 0, "--seed", 5, *more]
-
-
-@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("samples", [1, 9])  # more than a batch
 def test_a_terminal_shows_the_same_text_as_a_pipe_as_it_is_generated(
     checkpoint: Path, tmp_path: Path, samples: int, capsys: Capsys, monkeypatch: Patch
 ) -> None:
@@ -89,11 +85,8 @@ def test_a_terminal_shows_the_same_text_as_a_pipe_as_it_is_generated(
 
 
 def test_json_is_a_line_per_text_and_stop_ends_each(checkpoint: Path, tmp_path: Path, capsys: Capsys) -> None:
-    (text,) = list(
-        generate(
-            tiny_model(50257), Tokenizer(), ["The"], GenerateSettings(max_tokens=9, temperature=3, top_k=0, seed=5)
-        )
-    )
+    options = GenerateSettings(max_tokens=9, temperature=3, top_k=0, seed=5)
+    (text,) = generate(tiny_model(50257), Tokenizer(), ["The"], options)
     stop = text[10:14]
     asked = random_texts(checkpoint, "--prompt", "The", "--stop", "none of it", "--stop", stop, "--json")
     assert run_main(main, *asked, "--output", tmp_path / "out.jsonl") == 0
@@ -105,15 +98,17 @@ def test_json_is_a_line_per_text_and_stop_ends_each(checkpoint: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"), [(["--stop", "", "--prompt", "x"], "--stop"), (["--json"], "--json needs --prompt")]
+    ("options", "problem"),
+    [
+        (["--stop", "", "--prompt", "x"], "--stop"),
+        (["--json"], "--json needs --prompt"),
+        (["--prompts", "none.txt"], "none.txt: no such file"),
+        (["--prompts", "prompts.jsonl"], "prompts.jsonl:2: no string under 'prompt'"),
+    ],
 )
-def test_an_empty_stop_and_json_of_typed_prompts_are_errors(
-    options: list[str], problem: str, tmp_path: Path, capsys: Capsys
+def test_wrong_options_and_prompts_are_a_line_before_the_model_is_loaded(
+    options: list[str], problem: str, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
-    assert run_main(main, "--checkpoint", tmp_path, *options) == 2
-    assert problem in capsys.readouterr().err
-
-
-def test_prompts_of_a_file_are_read_when_the_module_is_run(command: Command, tmp_path: Path) -> None:
-    result = command("training.generate", "--checkpoint", tmp_path, "--prompts", tmp_path / "none.txt")
-    assert_one_line_error(result, "none.txt: no such file")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The"}\n{"text": "The"}\n')
+    assert problem in refusal(capsys, main, "--checkpoint", tmp_path, *options)

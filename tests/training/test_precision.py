@@ -1,7 +1,6 @@
 """float16 trains like float32, and its loss scale changes only what underflows."""
 
 import math
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.files import read_rows
-from tests.training.helpers import make_run, make_session, step_batches, train_tiny
+from tests.training.helpers import make_run, make_session, step_batches, train_steps, train_tiny
 from training.step import train_step
 
 
@@ -33,8 +32,7 @@ def test_a_skipped_step_changes_neither_weights_nor_moments_and_a_loss_scale_no_
 @pytest.mark.parametrize("largest", [0.1, 1e9])
 def test_the_optimiser_gets_the_gradient_without_the_loss_scale_and_clipped(tmp_path: Path, largest: float) -> None:
     session = make_session(tmp_path, train={"clip_grad": largest, "betas": [0.5, 0.5]})
-    with closing(step_batches(session, 0)) as steps:
-        norm = train_step(session, 1, next(steps), 0.01, scale=2.0**10).grad_norm
+    norm = train_steps(session, 1, scale=2.0**10)[0].grad_norm
     moments = [session.optimizer.state[value]["exp_avg"].flatten() for value in session.parameters.values()]
     assert norm > 0.2
     assert float(torch.cat(moments).norm()) == pytest.approx(0.5 * min(norm, largest), rel=1e-4)
@@ -81,8 +79,7 @@ def test_matrices_are_rounded_once_per_step_whatever_the_number_of_micro_batches
             self.before += func is torch.ops.aten._foreach_copy_.default
             return func(*args, **(kwargs or {}))
 
-    with closing(step_batches(session, 0)) as steps, Rounded() as counted:
-        first = train_step(session, 1, next(steps), 0.01)
-        second = train_step(session, 2, next(steps), 0.01)
+    with Rounded() as counted:
+        first, second = train_steps(session, 2)
     assert (counted.inside, counted.before) == (0, 2)
     assert second.loss < first.loss  # the second step computes with what the first one learnt

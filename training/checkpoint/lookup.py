@@ -1,20 +1,18 @@
-"""Find a checkpoint that can be used, check that it fits the run that resumes from it, and remove old ones."""
+"""Find a checkpoint that can be used, check that it fits the run that resumes from it, and remove one."""
 
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from common.console import warn
-from common.errors import CheckpointError, CheckpointVersionError, InputError, TrainingError
-from common.folders import first_foreign_file, remove_own
+from common.errors import CheckpointError, CheckpointVersionError, InputError
+from common.files.writing import first_foreign_file, remove_own
 from common.settings import Experiment
 from training.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify
 from training.dataset.blend import Blend
-from training.model_folder import checkpoint_folders, is_checkpoint_name, iteration_of
+from training.model_folder import checkpoint_folders, is_checkpoint_name
 from training.parallel.collectives import all_gather
 
 # files that a save writes; a folder with any other is never removed
@@ -55,18 +53,13 @@ def newest(model_folder: Path) -> Manifest | None:
             raise CheckpointError(f"{error}, or move {folder.name} away to resume from an older checkpoint")
         problems.append(str(error))
     if problems:
-        raise CheckpointError(_none_usable(model_folder, problems))
+        count, shown = len(problems), "; ".join(problems[:_SHOWN] + ["…"] * (len(problems) > _SHOWN))
+        raise CheckpointError(
+            f"{model_folder}: {count} checkpoint{'s' if count > 1 else ''}, but none of them can be used: {shown}. "
+            "Nothing was changed. Restore one from a copy, or use the version of this toolkit that wrote them; to "
+            "start from scratch, remove the iter_* folders"
+        )
     return None
-
-
-def _none_usable(model_folder: Path, problems: Sequence[str]) -> str:
-    count = len(problems)
-    shown = "; ".join([*problems[:_SHOWN], *(["…"] if count > _SHOWN else [])])
-    return (
-        f"{model_folder}: {count} checkpoint{'s' if count > 1 else ''}, but none of them can be used: {shown}. Nothing "
-        "was changed. Restore one from a copy, or use the version of this toolkit that wrote them; to start from "
-        "scratch, remove the iter_* folders"
-    )
 
 
 def resolve(path: Path) -> Manifest:
@@ -125,48 +118,14 @@ def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: B
         )
 
 
-def prune(
-    model_folder: Path,
-    keep_last: int,
-    keep_every: int,
-    verified: set[Path],
-    group: Any = None,
-    may_write: Callable[[], None] = lambda: None,
-    best: int | None = None,
-) -> None:
-    """Remove checkpoints older than the newest `keep_last` undamaged ones (a collective call).
-
-    Checkpoints at multiples of `keep_every` iterations stay, and that of iteration `best`. keep_last 0 keeps all;
-    keep_every 0 has no effect.
-    Checkpoints in `verified` are not read again; those that are found undamaged are added to it. Nothing more is
-    removed once `may_write` raises TrainingError on rank 0, because another job has the folder.
-    """
-    if not keep_last:
-        return
-    kept = 0
-    for folder in all_gather(checkpoint_folders(model_folder), group)[0]:
-        if kept < keep_last:
-            if not find_damage(folder, group, content=folder not in verified):
-                kept += 1
-                verified.add(folder)
-        elif iteration_of(folder) != best and not (keep_every and iteration_of(folder) % keep_every == 0):
-            verified.discard(folder)
-            if not dist.is_initialized() or dist.get_rank() == 0:
-                with suppress(TrainingError):
-                    may_write()
-                    _remove(folder)
-
-
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
     """Rename a checkpoint, then delete it, so that a kill in between leaves no folder with a checkpoint's name."""
-    condemned = folder.with_name(folder.name + ".tmp")
     if foreign := first_foreign_file(folder, _OWN.fullmatch):
         warn(f"{folder}: not removed: {foreign.name} in it does not belong to a checkpoint")
         return
     try:
-        discard(condemned)
-        folder.rename(condemned)
-        discard(condemned)
+        discard(condemned := folder.with_name(folder.name + ".tmp"))
+        discard(folder.rename(condemned))
     except OSError as error:
         warn(f"{folder}: not removed ({error.strerror})")
 

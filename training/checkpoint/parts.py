@@ -1,4 +1,7 @@
-"""The tensors of a checkpoint as the parts that its ranks hold, write and read.
+"""The tensors of a checkpoint as the parts that its ranks hold, written, and read in any layout.
+
+They are `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` (not of Muon's matrices) and `step`. There is no random state
+to save: dropout and data order are pure functions of the seed and the position in the run.
 
 tensors.json says of each tensor its shape and its parts: rectangles that tile it, each a tensor of the same name in a
 safetensors file. A part that several ranks hold is written by one of them.
@@ -6,7 +9,7 @@ safetensors file. A part that several ranks hold is written by one of them.
     {"model.wpe.weight": {"shape": [1024, 768], "parts": [
         {"file": "rank_0_0.safetensors", "offset": [0, 0], "shape": [512, 768]}, …]}, …}
 
-A checkpoint has the true vocabulary rows only: padding belongs to a layout.
+A checkpoint has the true vocabulary rows only: padding belongs to a layout, and is zero after a load.
 """
 
 import math
@@ -16,31 +19,40 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from pydantic import BaseModel, NonNegativeInt, TypeAdapter, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.errors import CheckpointError
 from common.files import digest, write_json
 from training.checkpoint.files import THREADS, StoredTensor, read_file, write_file
 from training.checkpoint.manifest import Manifest
-from training.parallel.collectives import all_gather
+from training.parallel.collectives import all_gather, run_on_all_ranks
 from training.parallel.dtensor import local_shard, shard_bounds, true_shape
+from training.tensors import Sizes, all_names, leaf_of
 
 TENSORS = "tensors.json"
 _MIN_FILE = 64 << 20  # bytes: a rank starts a second file only above this
 _MAX_FILES = 16  # per rank, unless single tensors are larger than a sixteenth of the rank's total
 
 
-class Part(NamedTuple):
-    """A rectangle of a tensor."""
+class Shard(NamedTuple):
+    """A rectangle of a tensor: what a rank holds of it, without vocabulary padding; it may be empty."""
 
+    whole: tuple[int, ...]
+    """The tensor's shape in a checkpoint."""
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
 
 class StoredPart(BaseModel):
-    """A part in a file."""
+    """A shard in a file."""
 
     file: str
     offset: tuple[NonNegativeInt, ...]
@@ -57,71 +69,83 @@ class Entry(BaseModel):
 _INDEX = TypeAdapter(dict[str, Entry])
 
 
-def unpadded_shape(key: str, tensor: Tensor, vocab_size: int) -> tuple[int, ...]:
-    """The shape of a tensor in a checkpoint."""
-    return tuple(true_shape(key.partition(".")[2], tensor, vocab_size))
+def state_tensors(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The parameters and optimiser state by their names in a checkpoint, vocabulary padding included.
+
+    All alias live memory.
+    """
+    tensors: dict[str, Tensor] = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        moments = dict(optimizer.state[parameter])
+        tensors["step"] = moments.pop("step")  # equal for all parameters
+        tensors |= {f"{moment}.{name}": tensor for moment, tensor in moments.items()}
+    return tensors
 
 
-def held_part(key: str, tensor: Tensor, vocab_size: int) -> Part:
-    """This rank's shard of a tensor, without vocabulary padding; it may be empty."""
-    shape, offset = shard_bounds(tensor)
-    true = unpadded_shape(key, tensor, vocab_size)
-    if true != tuple(tensor.shape):
-        shape = (max(0, min(shape[0], true[0] - offset[0])), *shape[1:])
-    return Part(offset, shape)
+def held_shards(tensors: Mapping[str, Tensor], vocab_size: int) -> tuple[dict[str, Shard], dict[str, Tensor]]:
+    """What this rank holds of each tensor of a checkpoint: which part of it, and its values, which alias the tensor."""
+    shards, values = {}, {}
+    for key, tensor in tensors.items():
+        whole = tuple(true_shape(key.partition(".")[2], tensor, vocab_size))
+        shape, offset = shard_bounds(tensor)
+        values[key] = local_shard(tensor.detach())
+        if whole != tuple(tensor.shape):
+            shape = (max(0, min(shape[0], whole[0] - offset[0])), *shape[1:])
+            values[key] = values[key][: shape[0]]
+        shards[key] = Shard(whole, offset, shape)
+    return shards, values
 
 
-def choose_parts(parts: Mapping[str, Part], group: Any = None) -> dict[str, Part]:
-    """Choose the parts that this rank writes; all ranks write about as many bytes (a collective call)."""
-    holders: dict[tuple[str, Part], list[int]] = {}
-    for rank, held in enumerate(all_gather({key: part for key, part in parts.items() if math.prod(part.shape)}, group)):
+def choose_shards(shards: Mapping[str, Shard], group: Any = None) -> dict[str, Shard]:
+    """Choose the shards that this rank writes; all ranks write about as many bytes (a collective call)."""
+    holders: dict[tuple[str, Shard], list[int]] = {}
+    for rank, held in enumerate(all_gather({key: shard for key, shard in shards.items() if shard.size}, group)):
         for item in held.items():
             holders.setdefault(item, []).append(rank)
     me, written, mine = dist.get_rank(group) if dist.is_initialized() else 0, Counter[int](), {}
-    for (key, part), ranks in sorted(holders.items(), key=lambda item: -math.prod(item[0][1].shape)):
+    for (key, shard), ranks in sorted(holders.items(), key=lambda item: -item[0][1].size):
         writer = min(ranks, key=written.__getitem__)
-        written[writer] += math.prod(part.shape)
+        written[writer] += shard.size
         if writer == me:
-            mine[key] = part
+            mine[key] = shard
     return mine
 
 
-def write_parts(
-    folder: Path, rank: int, tensors: Mapping[str, Tensor], parts: Mapping[str, Part], copies: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, StoredPart]]:
-    """Write `parts` of `tensors`, or of their `copies`; returns the files' manifest entries, and where each part is.
+def write_shards(
+    folder: Path, rank: int, shards: Mapping[str, Shard], values: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Write float32 `shards`; returns the files' manifest entries, and what tensors.json says of each shard.
 
     Several threads write; each copies one tensor at a time to the CPU. Raises OSError when a file cannot be written.
     """
 
-    def shard(key: str) -> Tensor:
-        held = copies[key] if copies else local_shard(tensors[key].detach())
-        return held[: parts[key].shape[0]] if held.dim() else held
-
     def write(number: int, keys: list[str]) -> tuple[str, dict[str, Any]]:
         name = f"rank_{rank}_{number}.safetensors"
-        described = {key: (tensors[key].dtype, parts[key].shape) for key in keys}
-        return name, write_file(folder / name, described, map(shard, keys))
+        described = {key: (torch.float32, shards[key].shape) for key in keys}
+        return name, write_file(folder / name, described, map(values.__getitem__, keys))
 
-    files = _split_into_files({key: tensors[key].itemsize * math.prod(part.shape) for key, part in parts.items()})
+    files = _split_into_files({key: torch.float32.itemsize * shard.size for key, shard in shards.items()})
     with ThreadPoolExecutor(THREADS) as pool:
         written = list(pool.map(write, range(len(files)), files))
     places = {
-        key: StoredPart(file=name, offset=parts[key].offset, shape=parts[key].shape)
+        key: {
+            "shape": shards[key].whole,
+            "parts": [{"file": name, "offset": shards[key].offset, "shape": shards[key].shape}],
+        }
         for (name, _), keys in zip(written, files, strict=True)
         for key in keys
     }
     return dict(written), places
 
 
-def write_index(folder: Path, of_ranks: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], Any]]) -> dict[str, Any]:
-    """Write tensors.json from what all ranks wrote: shapes, files and parts. Returns the manifest's entries."""
+def write_index(folder: Path, of_ranks: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
+    """Write tensors.json from what `write_shards` returned on each rank. Returns the manifest's entries."""
     index: dict[str, Any] = {}
     files: dict[str, Any] = {}
-    for shapes, entries, parts in of_ranks:
+    for entries, places in of_ranks:
         files |= entries
-        for key, part in parts.items():
-            index.setdefault(key, {"shape": shapes[key], "parts": []})["parts"].append(part.model_dump())
+        for key, entry in places.items():
+            index.setdefault(key, {**entry, "parts": []})["parts"] += entry["parts"]
     write_json(folder / TENSORS, dict(sorted(index.items())), indent=False)
     return {TENSORS: digest(folder / TENSORS), **dict(sorted(files.items()))}
 
@@ -178,42 +202,41 @@ def _part_of(folder: Path, opened: Mapping[str, StoredTensor], key: str, part: S
     return opened[key]
 
 
-def read_parts(manifest: Manifest, targets: Mapping[str, tuple[tuple[int, ...], Part, Tensor]]) -> None:
-    """Fill tensors in place; each target is the shape of the whole tensor, the part that is wanted, and its memory.
+def read_shards(manifest: Manifest, shards: Mapping[str, Shard], values: Mapping[str, Tensor]) -> None:
+    """Fill the values of `shards` in place.
 
     Raises CheckpointError for a tensor that is missing or has another shape, OSError for a file that cannot be read.
     """
     index = read_index(manifest)
     by_file: dict[str, list[tuple[str, StoredPart]]] = {}
-    for key, (shape, wanted, _) in targets.items():
-        if key not in index or index[key].shape != shape:
-            raise CheckpointError(f"{manifest.path / TENSORS}: no {key!r} of shape {list(shape)}")
+    for key, shard in shards.items():
+        if key not in index or index[key].shape != shard.whole:
+            raise CheckpointError(f"{manifest.path / TENSORS}: no {key!r} of shape {list(shard.whole)}")
         count = 0
         for part in index[key].parts:
-            if size := math.prod(end - start for start, end in _overlap(part, wanted)):
+            if size := math.prod(end - start for start, end in _overlap(part, shard)):
                 by_file.setdefault(part.file, []).append((key, part))
                 count += size
-        if count != math.prod(wanted.shape):
+        if count != shard.size:
             raise CheckpointError(f"{manifest.path / TENSORS}: the parts of {key!r} do not make it up")
 
     def read(file: str) -> None:
         opened = read_file(manifest.path / file)
         for key, part in by_file[file]:
-            _, wanted, target = targets[key]
-            _copy_overlap(_part_of(manifest.path, opened, key, part), part, wanted, target)
+            _copy_overlap(_part_of(manifest.path, opened, key, part), part, shards[key], values[key])
 
     with ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(read, by_file):
             pass
 
 
-def _overlap(part: StoredPart, wanted: Part) -> list[tuple[int, int]]:
+def _overlap(part: StoredPart, wanted: Shard) -> list[tuple[int, int]]:
     """Start and end of what two rectangles share, along each dimension of the whole tensor."""
     both = zip(part.offset, part.shape, wanted.offset, wanted.shape, strict=True)
     return [(max(a, b), max(a, b, min(a + m, b + n))) for a, m, b, n in both]
 
 
-def _copy_overlap(stored: StoredTensor, part: StoredPart, wanted: Part, target: Tensor) -> None:
+def _copy_overlap(stored: StoredTensor, part: StoredPart, wanted: Shard, target: Tensor) -> None:
     """Read what `part` and `wanted` share: whole rows of the part, from which columns are cut in memory."""
     shared = _overlap(part, wanted)
     inside = tuple(slice(start - at, end - at) for (start, end), at in zip(shared, wanted.offset, strict=True))
@@ -225,3 +248,36 @@ def _copy_overlap(stored: StoredTensor, part: StoredPart, wanted: Part, target: 
         stored.read_into(region)
     else:
         region.copy_(stored.read()[(slice(None), *columns)])
+
+
+def load(manifest: Manifest, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """Load a checkpoint into this rank's parameters and optimiser state, in any layout (a collective call).
+
+    Each rank reads its own shards, in place. Raises CheckpointError on all ranks if files are missing or damaged after
+    their verification.
+    """
+    tensors = state_tensors(parameters, optimizer)
+    run_on_all_ranks(lambda: _read(manifest, tensors))
+    for parameter in parameters.values():
+        optimizer.state[parameter]["step"].copy_(tensors["step"])
+
+
+def load_weights(manifest: Manifest) -> dict[str, Tensor]:
+    """The full model of a checkpoint, in this process: {name: float32 tensor}, without vocabulary padding."""
+    model = manifest.experiment.model
+    sizes = Sizes(model.n_embd, 4 * model.n_embd, model.seq_len, model.vocab_size)
+    weights = {name: torch.empty(leaf_of(name).shape(sizes)) for name in all_names(model.n_layer)}
+    _read(manifest, {f"model.{name}": tensor for name, tensor in weights.items()})
+    return weights
+
+
+def _read(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
+    """Fill `tensors`; padding rows become zero."""
+    shards, values = held_shards(tensors, manifest.experiment.model.vocab_size)
+    for key, tensor in tensors.items():
+        if tensor.dim():
+            local_shard(tensor.detach())[shards[key].shape[0] :].zero_()
+    try:
+        read_shards(manifest, shards, values)
+    except OSError as error:
+        raise CheckpointError(f"{manifest.path}: cannot be read ({error})") from error

@@ -10,10 +10,10 @@ time: the next save and the end wait for it, and raise its error.
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.console import say, warn
-from common.errors import CheckpointError, ToolkitError
+from common.errors import CheckpointError, ToolkitError, TrainingError
 from common.files import write_json, write_text
-from common.folders import swap_folder
+from common.files.writing import swap_folder
 from common.settings import Experiment, TokenizeSettings
-from training.checkpoint.lookup import discard, find_damage, prune
+from training.checkpoint.lookup import discard, find_damage, remove
 from training.checkpoint.manifest import MANIFEST, Manifest, Progress, copy_vocabulary
-from training.checkpoint.parts import choose_parts, held_part, unpadded_shape, write_index, write_parts
+from training.checkpoint.parts import Shard, choose_shards, held_shards, state_tensors, write_index, write_shards
 from training.checkpoint.replicas import Replicas, compare_replicas
-from training.checkpoint.state import Tensors, copy_to_cpu, state_tensors
 from training.dataset.blend import Blend
-from training.model_folder import checkpoint_folder, checkpoint_folders
+from training.model_folder import checkpoint_folder, checkpoint_folders, iteration_of
 from training.parallel.collectives import all_gather, run_on_all_ranks
 from training.parallel.sizes import padded_vocab_size
 
@@ -92,12 +91,12 @@ class CheckpointWriter:
         if replicas.drifted and self._on_rank0:
             warn(f"iteration {progress.iteration}: {replicas.warning()}")
         tensors = state_tensors(self._parameters, self._optimizer)
-        write_all = partial(self._write, tensors, progress, replicas)
+        shards, values = held_shards(tensors, self.run.experiment.model.vocab_size)
         if self._thread is None:
-            self.newest = write_all()
+            self.newest = self._write(shards, values, progress, replicas)
         else:
-            copy_to_cpu(tensors, self._copies)
-            self._pending = self._thread.submit(write_all, self._copies)
+            _copy_to_cpu(values, self._copies)
+            self._pending = self._thread.submit(self._write, shards, self._copies, progress, replicas)
 
     @property
     def busy(self) -> bool:
@@ -111,45 +110,65 @@ class CheckpointWriter:
             self.newest = pending.result()
 
     def _write(
-        self,
-        tensors: dict[str, Tensor],
-        progress: Progress,
-        replicas: Replicas,
-        copies: dict[str, Tensor] | None = None,
+        self, shards: dict[str, Shard], values: dict[str, Tensor], progress: Progress, replicas: Replicas
     ) -> Path:
         """The part of a save that can run in the background."""
-        path = write(self.run, tensors, progress, replicas, copies, self._group)
+        path = write(self.run, shards, values, progress, replicas, self._group)
         if self._on_rank0:
             say(f"saved {path}")
         self._verified.add(path)
-        run, train = self.run, self._train
-        best = progress.best.get("iteration") if train.keep_best else None
-        prune(run.folder, train.keep_last, train.keep_every, self._verified, self._group, run.may_write, best)
+        self._prune(progress.best.get("iteration") if self._train.keep_best else None)
         return path
+
+    def _prune(self, best: int | None) -> None:
+        """Remove checkpoints older than the newest `keep_last` undamaged ones; 0 keeps all (a collective call).
+
+        Those at multiples of `keep_every` iterations stay, and that of iteration `best`. Nothing more is removed once
+        another job has the folder.
+        """
+        keep_last, keep_every, kept = self._train.keep_last, self._train.keep_every, 0
+        for folder in all_gather(checkpoint_folders(self.run.folder), self._group)[0] if keep_last else ():
+            iteration = iteration_of(folder)
+            if kept < keep_last:
+                if not find_damage(folder, self._group, content=folder not in self._verified):
+                    kept += 1
+                    self._verified.add(folder)
+            elif iteration != best and not (keep_every and iteration % keep_every == 0):
+                self._verified.discard(folder)
+                with suppress(TrainingError):
+                    if self._on_rank0:
+                        self.run.may_write()
+                        remove(folder)
+
+
+def _copy_to_cpu(values: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+    """Copy tensors into CPU `buffers`, which are allocated on the first call."""
+    for key, value in values.items():
+        if key not in buffers:
+            buffers[key] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+        buffers[key].copy_(value, non_blocking=True)
+    if any(value.is_cuda for value in values.values()):
+        torch.cuda.synchronize()
 
 
 def write(
     run: SavedRun,
-    tensors: Tensors,
+    shards: Mapping[str, Shard],
+    values: Mapping[str, Tensor],
     progress: Progress,
     replicas: Replicas,
-    copies: Mapping[str, Tensor] | None = None,
     group: Any = None,
 ) -> Path:
-    """Write `tensors`, or their `copies` (`copy_to_cpu`), as a checkpoint (a collective call over `group`).
+    """Write what the ranks hold of each tensor as a checkpoint (a collective call over `group`).
 
-    Returns the checkpoint's folder; an older checkpoint of the same iteration is replaced. With `copies`, `tensors` may
-    be on the meta device. Raises CheckpointError on all ranks if a file cannot be written, and what `run.may_write`
-    raises; the unfinished checkpoint is removed then, and older ones stay.
+    Returns the checkpoint's folder; an older checkpoint of the same iteration is replaced. `values` are read one by
+    one. Raises CheckpointError on all ranks if a file cannot be written, and what `run.may_write` raises; the
+    unfinished checkpoint is removed then, and older ones stay.
     """
     final = checkpoint_folder(run.folder, progress.iteration)
     temporary = final.with_name(".".join(filter(None, (final.name, run.mark, "tmp"))))
     rank = dist.get_rank() if dist.is_initialized() else 0
-    vocab_size = run.experiment.model.vocab_size
-    mine = choose_parts({key: held_part(key, tensor, vocab_size) for key, tensor in tensors.items()}, group)
-    shapes = {key: unpadded_shape(key, tensors[key], vocab_size) for key in mine}
-    written: list[Any] = []
-    of_ranks: list[Any] = []
+    mine = choose_shards(shards, group)
 
     def prepare() -> None:
         if rank == 0:
@@ -158,41 +177,36 @@ def write(
                 discard(leftover)
             temporary.mkdir()
 
-    def write_own() -> None:
-        written.extend(write_parts(temporary, rank, tensors, mine, copies or {}))
-
     def publish() -> None:
         if rank == 0:
             run.may_write()
-            write_json(temporary / MANIFEST, _manifest(run, final, temporary, progress, replicas, of_ranks))
+            manifest = _manifest(run, final, progress, replicas, write_index(temporary, of_ranks))
+            write_json(temporary / MANIFEST, manifest.model_dump(mode="json"))
             _rename(run, temporary, final, progress)
 
-    error = _error_of(prepare, group) or _error_of(write_own, group)
-    if error is None:
-        of_ranks += all_gather((shapes, *written), group)
-        error = _error_of(publish, group)
-    if error is None:
-        return final
-    if rank == 0:
-        shutil.rmtree(temporary, ignore_errors=True)
-    if isinstance(error, ToolkitError):
-        raise error
-    # another job may have claimed the folder and removed the files
-    run_on_all_ranks(lambda: run.may_write() if rank == 0 else None, group)
-    found = all_gather(checkpoint_folders(run.folder), group)[0]
-    last = next((folder.name for folder in found if not find_damage(folder, group, content=False)), "none")
-    raise CheckpointError(
-        f"{final}: not saved: {error.strerror or error} ({error.filename or temporary}); "
-        f"the last complete checkpoint is {last}"
-    )
+    try:  # each call raises the same error on all ranks
+        run_on_all_ranks(prepare, group)
+        of_ranks = all_gather(run_on_all_ranks(lambda: write_shards(temporary, rank, mine, values), group), group)
+        run_on_all_ranks(publish, group)
+    except (OSError, ToolkitError) as error:
+        if rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, ToolkitError):
+            raise
+        # another job may have claimed the folder and removed the files
+        run_on_all_ranks(lambda: run.may_write() if rank == 0 else None, group)
+        last = all_gather([folder.name for folder in checkpoint_folders(run.folder)[:1]] or ["none"], group)[0][0]
+        raise CheckpointError(
+            f"{final}: not saved: {error.strerror or error} ({error.filename or temporary}); "
+            f"the last complete checkpoint is {last}"
+        ) from None
+    return final
 
 
-def _manifest(
-    run: SavedRun, final: Path, temporary: Path, progress: Progress, replicas: Replicas, of_ranks: Sequence[Any]
-) -> dict[str, Any]:
-    """The manifest of a checkpoint whose parts are written; writes their index."""
+def _manifest(run: SavedRun, final: Path, progress: Progress, replicas: Replicas, files: dict[str, Any]) -> Manifest:
+    """The manifest of a checkpoint with these files."""
     experiment = run.experiment
-    manifest = Manifest(
+    return Manifest(
         path=final,
         **asdict(progress),
         padded_vocab_size=padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor),
@@ -205,9 +219,8 @@ def _manifest(
         end_of_text=run.data.end_of_text,
         replicas=replicas,
         torch=torch.__version__,
-        files=write_index(temporary, of_ranks),
+        files=files,
     )
-    return manifest.model_dump(mode="json")
 
 
 def _rename(run: SavedRun, temporary: Path, final: Path, progress: Progress) -> None:
@@ -219,16 +232,3 @@ def _rename(run: SavedRun, temporary: Path, final: Path, progress: Progress) -> 
     best = checkpoint_folder(run.folder, progress.best.get("iteration", 0))
     if run.experiment.train.keep_best and best.is_dir():
         write_text(run.folder / "best", best.name + "\n")
-
-
-def _error_of(action: Callable[[], None], group: Any) -> OSError | ToolkitError | None:
-    """Run `action` on every rank; returns the first error that any of them raised (a collective call).
-
-    The error is returned and not raised because only an error that all ranks know of may lead to further collective
-    calls.
-    """
-    try:
-        run_on_all_ranks(action, group)
-    except (OSError, ToolkitError) as error:
-        return error
-    return None

@@ -11,7 +11,6 @@ samples. A run's position is the number of samples that it has consumed; there a
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from mmap import MADV_RANDOM, mmap
@@ -220,8 +219,8 @@ class Samples:
         self.documents = len(part)
         self.tokens = int(corpus.lengths[part.start : part.stop].sum())
         self.per_epoch = max(0, (self.tokens - 1) // seq_len)
-        self._epochs: dict[int, Future[Epoch]] = {}
-        self._lock, self._builder = Lock(), ThreadPoolExecutor(1)
+        self._epochs: dict[int, Epoch] = {}
+        self._lock = Lock()
 
     def require_one(self, part: str) -> None:
         """Raise InputError if the documents hold fewer tokens than one sample."""
@@ -242,18 +241,15 @@ class Samples:
             samples = permutation(self.per_epoch, self.seed, epoch, 1)
         return Epoch(documents, np.cumsum(self.corpus.lengths[documents]), samples)
 
-    def _epoch(self, number: int, index: int = 0) -> Epoch:
-        """Epoch `number`. Keeps the previous one, and prepares the next during the last 1 % of an epoch."""
+    def _epoch(self, number: int) -> Epoch:
+        """Epoch `number`. The one before it is kept, because threads that read ahead may still need it."""
         if self.seed is None:
-            number = index = 0
+            number = 0
         with self._lock:
-            for wanted in range(number, number + 1 + (100 * index >= 99 * self.per_epoch > 0)):
-                if wanted not in self._epochs:
-                    self._epochs[wanted] = self._builder.submit(self.make_epoch, wanted)
-            for old in [old for old in self._epochs if old < number - 1]:
-                del self._epochs[old]
-            found = self._epochs[number]
-        return found.result()
+            if number not in self._epochs:
+                self._epochs = {old: epoch for old, epoch in self._epochs.items() if old >= number - 1}
+                self._epochs[number] = self.make_epoch(number)
+            return self._epochs[number]
 
     def sample(self, number: int) -> npt.NDArray[np.int64]:
         """The tokens of sample `number`, counted over all epochs, shape (seq_len + 1,)."""
@@ -262,7 +258,7 @@ class Samples:
     def spans(self, number: int) -> Iterator[Span]:
         """The spans of sample `number`, counted over all epochs."""
         epoch, place = divmod(number, self.per_epoch)
-        return self._epoch(epoch, place).cut(place, self.seq_len)
+        return self._epoch(epoch).cut(place, self.seq_len)
 
     def tail(self) -> npt.NDArray[np.int64]:
         """The tokens after the last full sample of an unshuffled part, preceded by that sample's last token."""

@@ -12,16 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import torch
 from torch.nn import functional as F
 
 from common.errors import InputError
-from common.files import read_lines
+from common.files import read_lines, read_object
 from common.progress import Meter
 from common.tokenizer import Tokenizer
 from common.workers import batched
-from training.evaluation.scoring import forecast, logits_at, perplexity
+from training.evaluation.scoring import logits_at, perplexity
 from training.model import GPT2
 
 _BATCH = 32  # texts per forward pass
@@ -41,13 +40,10 @@ def read_examples(path: Path, tokenizer: Tokenizer, seq_len: int) -> list[Exampl
     examples = []
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}:{number}"
-        try:
-            document = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise InputError(f"{where}: not JSON ({error})") from None
-        text = document.get("text") if isinstance(document, dict) else None
-        if not isinstance(text, str):
-            raise InputError(f"{where}: no string under 'text'")
+        document = read_object(line, where, ["text"])
+        if isinstance(document, str):
+            raise InputError(f"{where}: {document}")
+        text = document["text"]
         words = text.split()
         if len(words) < 2:
             raise InputError(f"{where}: {'one word' if words else 'an empty text'}; the last word needs others before")
@@ -70,8 +66,7 @@ def last_word_accuracy(model: GPT2, examples: list[Example]) -> dict[str, Any]:
     total, correct = torch.zeros((), dtype=torch.float64, device=device), 0
     longest_first = sorted(examples, key=lambda example: -len(example.tokens))  # so that a batch needs little padding
     with Meter("evaluate", "texts", len(examples)) as meter:
-        batches = list(batched(longest_first, _BATCH))
-        for batch in forecast(batches, len(batches), device):
+        for batch in batched(longest_first, _BATCH):
             tokens = torch.zeros(len(batch), len(batch[0].tokens), dtype=torch.long)  # padding is never scored
             scored = torch.zeros_like(tokens, dtype=torch.bool)
             for row, example in enumerate(batch):

@@ -1,10 +1,8 @@
 """The loss of one unsharded model: summed over samples or overlapping windows; its mean, perplexity, bits per byte."""
 
 import math
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from datetime import timedelta
 from functools import partial
 from itertools import chain, groupby
 from typing import Any, NamedTuple
@@ -14,61 +12,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from common.console import note
 from common.errors import InputError
 from common.progress import Meter
 from common.tokenizer import Lengths
-from common.workers import Item, batched, threaded_map
-from training.dataset.batches import Batch, BatchForm, Readable, make_batch, read_batch, targets_of
+from common.workers import batched, threaded_map
+from training.dataset.batches import BatchForm, make_batch, read_batch
 from training.dataset.corpus import Samples
 from training.loss import IGNORED
 from training.model import GPT2, summed_loss
 
 BATCH = 8  # windows per forward pass
-_TIMED = 3  # batches after the first, which warms up
 
 
 def perplexity(loss: float) -> float:
     """exp(loss), infinite if that exceeds a float."""
     return math.inf if loss >= 700 else math.exp(loss)
-
-
-def forecast(batches: Iterable[Item], count: int, device: torch.device) -> Iterator[Item]:
-    """Yield the `count` batches; after the first few, say how long all will take at that rate, if there are more."""
-    began = 0.0
-    for number, batch in enumerate(batches):
-        if number in (1, 1 + _TIMED) and device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if number == 1:
-            began = time.monotonic()
-        elif number == 1 + _TIMED:
-            seconds = math.ceil((time.monotonic() - began) / _TIMED * count)
-            note(f"the evaluation of {count:,} batches will take about {timedelta(seconds=seconds)}")
-        yield batch
-
-
-@torch.no_grad()
-def sum_of_losses(
-    model: GPT2, samples: Readable, numbers: Sequence[int], batch_size: int, form: BatchForm
-) -> tuple[float, int]:
-    """Loss in nats summed over all targets of the samples with these numbers, and how many targets count."""
-    device = next(model.parameters()).device
-    total, counted = torch.zeros((), dtype=torch.float64, device=device), 0
-    read = partial(read_batch, samples, form)
-    with (
-        Meter("evaluate", "windows", len(numbers)) as meter,
-        closing(threaded_map(read, batched(numbers, batch_size), 1)) as batches,
-    ):
-        for batch in forecast(batches, -(-len(numbers) // batch_size), device):
-            total += _batch_loss(model, batch.to(device)).double()
-            counted += batch.counted
-            meter.advance(len(batch.tokens))
-    return float(total), counted
-
-
-def _batch_loss(model: GPT2, batch: Batch) -> Tensor:
-    """Loss in nats summed over the targets of a batch, on the model's device: ()."""
-    return summed_loss(model.eval()(batch.tokens, batch.positions, batch.ends), batch.targets)
 
 
 class Window(NamedTuple):
@@ -99,10 +57,10 @@ def sum_of_sliding_losses(model: GPT2, tokens: npt.NDArray[np.integer], stride: 
     stream = torch.from_numpy(tokens.astype(np.int64)).to(device)
     windows = list(sliding_windows(len(tokens), model.settings.seq_len, stride))
     groups = groupby(windows, lambda window: (window.end - window.begin, window.scored))  # one shape per batch
-    batches = [batch for _, group in groups for batch in batched(group, BATCH)]
+    batches = (batch for _, group in groups for batch in batched(group, BATCH))
     total = torch.zeros((), dtype=torch.float64, device=device)
     with Meter("evaluate", "windows", len(windows)) as meter:
-        for batch in forecast(batches, len(batches), device):
+        for batch in batches:
             length, scored = batch[0].end - batch[0].begin, batch[0].scored
             inputs = torch.stack([stream[window.begin : window.end] for window in batch])
             targets = torch.cat([stream[window.end + 1 - scored : window.end + 1] for window in batch])
@@ -143,18 +101,24 @@ def evaluate(
     numbers = [number * windows // count for number in range(count)]
     tail = samples.tail() if count == windows else np.empty(0, np.int64)
     form = form or BatchForm(samples.corpus.end_of_text)
-    total, predicted = sum_of_losses(model, samples, numbers, batch_size, form)
-    if len(tail) > 1:
-        last = make_batch(tail[None], form)
-        total += float(_batch_loss(model, last.to(next(model.parameters()).device)))
-        predicted += last.counted
+    last = [make_batch(tail[None], form)] if len(tail) > 1 else []
+    device = next(model.parameters()).device
+    total, predicted, text = torch.zeros((), dtype=torch.float64, device=device), 0, 0
+    read = partial(read_batch, samples, form)
+    with (
+        Meter("evaluate", "windows", count + len(last)) as meter,
+        closing(threaded_map(read, batched(numbers, batch_size), 1)) as batches,
+    ):
+        for batch in chain(batches, last):
+            tokens, targets, positions, ends, counted = batch.to(device)
+            total += summed_loss(model.eval()(tokens, positions, ends), targets).double()
+            predicted += counted
+            if byte_lengths is not None:
+                text += int(byte_lengths[batch.targets[batch.targets != IGNORED].numpy()].sum())
+            meter.advance(len(tokens))
     if not predicted:
         raise InputError(f"{samples.corpus.prefix}: fewer than two tokens to evaluate; choose another file or part")
-    text = 0
-    if byte_lengths is not None:
-        each = (targets_of(tokens[None], form) for tokens in chain(map(samples.sample, numbers), [tail]))
-        text = sum(int(byte_lengths[targets[targets != IGNORED]].sum()) for targets in each)
-    return _result(total, predicted, samples.tokens - 1, samples.documents, text)
+    return _result(float(total), predicted, samples.tokens - 1, samples.documents, text)
 
 
 def combine(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 r"""Word perplexity on WikiText by the published definition, so that the figures compare with those of papers.
 
-    result = word_perplexity(model, tokenizer, read_text(Path("wiki.test.tokens")), stride=32)
+    result = word_perplexity(model, tokenizer, Path("wiki.test.tokens"), stride=32)
 
 WikiText is split into words: `1 @,@ 000 km ( 600 mi ) , " so "`. Three rules make figures comparable (Radford et al.
 2019, section 3.1; Shoeybi et al. 2019, section 5.3):
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
-from common.files import read_blocks
+from common.files import read_text
 from common.tokenizer import Tokenizer
 from training.evaluation.scoring import perplexity, sum_of_sliding_losses
 from training.model import GPT2
@@ -56,14 +56,6 @@ def detokenize(text: str) -> str:
 def count_words(text: str) -> int:
     """The number of words, plus the line ends between the first and the last word."""
     return len(text.split()) + text.strip().count("\n")
-
-
-def read_text(path: Path) -> str:
-    """The text of a file, decompressed by its suffix, line ends kept. Raises InputError if it is not UTF-8."""
-    try:
-        return b"".join(read_blocks(path)).decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 (byte {error.start}); convert it first") from None
 
 
 def word_perplexity(model: GPT2, tokenizer: Tokenizer, path: Path, stride: int) -> dict[str, Any]:

@@ -7,15 +7,14 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from common import run_card
 from common.errors import CheckpointError, InputError
 from common.files import digest, read_json, write_json
-from common.folders import first_foreign_file
-from common.settings.training import DOCUMENT_RULES
+from common.files.writing import first_foreign_file
 
 NAME = "training.json"
 CARD = run_card.NAME
@@ -36,8 +35,6 @@ _FORMAT = 1
 class Origin:
     """Where the weights of a folder come from; None for what is not known."""
 
-    _FACTS: ClassVar = ("split", "data", *DOCUMENT_RULES)
-
     iteration: int | None = None
     """Optimiser steps of the run."""
     consumed_samples: int | None = None
@@ -56,12 +53,12 @@ class Origin:
     @classmethod
     def of_facts(cls, iteration: int | None, samples: int | None, facts: Mapping[str, Any]) -> Self:
         """An origin whose other fields are those `facts` that name them."""
-        return cls(iteration, samples, **{key: facts.get(key) for key in cls._FACTS})
+        return cls(iteration, samples, **{field.name: facts.get(field.name) for field in fields(cls)[2:]})
 
     @property
     def facts(self) -> dict[str, Any]:
         """The known fields, without the position in the run."""
-        return {key: value for key in self._FACTS if (value := getattr(self, key)) is not None}
+        return {field.name: value for field in fields(self)[2:] if (value := getattr(self, field.name)) is not None}
 
 
 def shard_name(number: int, count: int) -> str:
@@ -116,9 +113,7 @@ def _read(folder: Path) -> dict[str, Any]:
 def read_origin(folder: Path) -> Origin | None:
     """Where the weights of a folder of ours come from; None if it is not recorded."""
     raw = _read(folder)
-    kinds = {"iteration": int, "consumed_samples": int, "split": str, "data": str}
-    kinds |= dict.fromkeys(DOCUMENT_RULES, bool)
-    return Origin(**{key: raw[key] for key, kind in kinds.items() if type(raw.get(key)) is kind}) if raw else None
+    return Origin(**{field.name: raw.get(field.name) for field in fields(Origin)}) if raw else None
 
 
 def first_changed_file(folder: Path) -> Path | None:

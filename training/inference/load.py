@@ -1,10 +1,14 @@
-"""Load a trained model for use on one device: from a Hugging Face folder, a model folder, or one checkpoint."""
+"""Load a trained model for use on one device: from a Hugging Face folder, a model folder, or one checkpoint.
+
+Variants of GPT-2, which are used and never trained, are applied to a model from outside before it gets its weights.
+"""
 
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from common.console import note
 from common.errors import CheckpointError, InputError
@@ -16,9 +20,8 @@ from training.huggingface.config import Variant, is_pretrained_folder
 from training.huggingface.origin import Origin, read_origin
 from training.huggingface.pretrained import load_pretrained
 from training.huggingface.tokenizer import read_tokenizer, true_vocabulary
-from training.inference.variants import become
 from training.launch.device import keep_freed_memory
-from training.model import GPT2
+from training.model import GPT2, MLP, GeluLinear, Head, LayerNorm, Linear
 from training.model_folder import checkpoint_folders
 from training.tensors import HEAD, VOCABULARY
 
@@ -90,3 +93,39 @@ def require_tokenizer(tokenizer: Tokenizer | None, path: Path) -> Tokenizer:
             f"{path}: no tokenizer (tokenizer.json, or vocab.json and merges.txt) that fits the model; text needs one"
         )
     return tokenizer
+
+
+# ------------------------------------------------------------------------------------------------------------- variants
+
+
+class ExactGeluLinear(GeluLinear):
+    """A matrix product and GELU in its exact form."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in) -> (…, out)."""
+        return F.gelu(Linear.forward(self, x))
+
+
+class UntiedHead(Head):
+    """Logits by a weight of its own."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocabulary, width))
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """(B, T, C), (V, C) of the embedding, which is not used -> (B, T, V)."""
+        return super().forward(x, self.weight)
+
+
+def become(model: GPT2, variant: Variant) -> None:
+    """Turn a model that has no weights yet into the variant."""
+    width = model.settings.n_embd
+    for module in model.modules():
+        if isinstance(module, MLP):
+            module.c_fc = (ExactGeluLinear if variant.exact_gelu else GeluLinear)(width, variant.n_inner)
+            module.c_proj = Linear(variant.n_inner, width)
+        elif isinstance(module, LayerNorm):
+            module.eps = variant.layer_norm_epsilon
+    if not variant.tied:
+        model.head = UntiedHead(model.settings.vocab_size, width)

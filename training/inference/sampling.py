@@ -6,6 +6,7 @@ model, tokenizer = load_model(Path("results/demo/merged/tiny"))
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Generator, Tensor
@@ -17,10 +18,8 @@ from common.workers import batched
 from training.inference.kv_cache import kv_cache
 from training.model import GPT2
 
-Request = tuple[str, list[int], int]
-"""A prompt, its tokens and the seed of its text."""
 Show = Callable[[str], None]
-"""Called with the first text after each of its tokens: always a prefix of the text that is yielded at the end."""
+"""Called with the first text of a batch after each of its tokens: a prefix of the text that is yielded at the end."""
 
 _SEEDS = 2**64
 _BATCH = 8  # texts per batch; at 124M a text of 1,024 tokens keeps 75 MB of keys and values
@@ -116,20 +115,18 @@ def generate(
         for prompt, tokens in zip(prompts, encoded, strict=True)
         for sample in range(samples)
     ]
-    return _generate_batches(model, tokenizer, requests, options, show)
-
-
-def _generate_batches(
-    model: GPT2, tokenizer: Tokenizer, requests: Sequence[Request], options: GenerateSettings, show: Show | None
-) -> Iterator[str]:
-    for batch in batched(requests, _BATCH):
-        yield from _generate_batch(model, tokenizer, batch, options, show)
-        show = None
+    texts = (_generate_batch(model, tokenizer, batch, options, show) for batch in batched(requests, _BATCH))
+    return chain.from_iterable(texts)
 
 
 def _generate_batch(
-    model: GPT2, tokenizer: Tokenizer, batch: Sequence[Request], options: GenerateSettings, show: Show | None
+    model: GPT2,
+    tokenizer: Tokenizer,
+    batch: Sequence[tuple[str, list[int], int]],
+    options: GenerateSettings,
+    show: Show | None,
 ) -> list[str]:
+    """The texts of some prompts, each given with its tokens and the seed of its text."""
     prompts, tokens, seeds = zip(*batch, strict=True)
     stops = [stop.encode() for stop in options.stop]
     found = [b""] * len(batch)  # the continuations

@@ -24,7 +24,6 @@ SOURCES = Path(__file__).parent / "csrc"
 FOLDER_VARIABLE = "URLS_TO_GPT2_KERNELS"
 _EVERY = "all-major"  # every generation that nvcc knows, and PTX for later ones
 _FLAGS = ("-std=c++17", "-O3", "-shared", "--threads", "0", "-Xcompiler", "-fPIC")
-_HOST_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas")
 _LIMIT = 600.0  # seconds of a compilation, which takes half a minute on a slow machine
 
 
@@ -37,10 +36,11 @@ class Compiler:
     target: str
     """What it compiles for, part of the library's name: sm_80, all-major, host."""
 
-    def library(self, folder: Path) -> Path:
+    @property
+    def library(self) -> Path:
         """The path of its library, named after everything that it depends on. Raises KernelError if it does not run."""
-        key = _digest(_source_key(), _version(self.path), self.path, *self.flags)
-        return folder / f"{_stem()}{self.target}-{key}.so"
+        key = _digest(_version(self.path), self.path, *self.flags)
+        return cache_folder() / f"{_stem()}{self.target}-{key}.so"
 
 
 def cache_folder() -> Path:
@@ -74,14 +74,6 @@ def nvcc(capability: int = 0) -> Compiler:
     return Compiler(path, (*_FLAGS, f"-L{libraries}", f"-arch={target}"), target)
 
 
-def host_compiler() -> Compiler:
-    """g++, for libraries that run the kernels on the CPU. Raises KernelError if there is none."""
-    path = shutil.which("g++")
-    if path is None:
-        raise KernelError("no g++ on $PATH")
-    return Compiler(path, _HOST_FLAGS, "host")
-
-
 def find_libraries(capability: int) -> list[Path]:
     """Cached libraries of any compiler from these sources for this device, newest first."""
     found = [path for target in (_EVERY, f"sm_{capability}") for path in cache_folder().glob(f"{_stem()}{target}-*.so")]
@@ -94,8 +86,8 @@ def build(compiler: Compiler, limit: float = _LIMIT) -> Path:
     Raises KernelError with the compiler's first error, after `limit` seconds of compiling, and where the cache folder
     cannot be written.
     """
-    folder = cache_folder()
-    library = compiler.library(folder)
+    library = compiler.library
+    folder = library.parent
     if library.exists():
         return library
     try:
@@ -136,12 +128,10 @@ def _sources() -> list[Path]:
 
 
 @cache
-def _source_key() -> str:
-    return _digest(*(f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in _sources()))
-
-
 def _stem() -> str:
-    return f"kernels-{_source_key()}-"
+    """How the names of libraries from these sources begin."""
+    texts = [f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in _sources()]
+    return f"kernels-{_digest(*texts)}-"
 
 
 def _digest(*texts: str) -> str:

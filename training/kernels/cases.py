@@ -1,12 +1,13 @@
 """One case per kernel on the shapes of a run, for `check`, the choice of kernels and benchmarks.gpu.
 
 for case in cases(Shapes(samples=8), torch.device("cuda")):
-    print(case.kernel, verify(case) or "agrees with PyTorch")
+    verify(case)  # KernelError, if the kernel does not agree with PyTorch
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from torch.nn import functional as F
 from common.errors import KernelError
 from training.kernels import library
 from training.kernels.adamw import Hyper, adamw_, sum_of_squares
-from training.kernels.gelu import bias_gelu
-from training.kernels.heads import split_heads
+from training.kernels.ops import bias_gelu, split_heads
 from training.kernels.residual import add_dropout_norm
+from training.tensors import Sizes, all_names, leaf_of
 
 _RATES = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How far a result may be from PyTorch's in the same dtype, by the largest value: a few roundings."""
@@ -45,10 +46,10 @@ class Shapes:
 
     def parameters(self) -> list[int]:
         """The size of what this process holds of every parameter of the model."""
-        c, part = self.n_embd, self.n_embd // self.tensor
-        layer = [c, c, 3 * c * part, 3 * part, c * part, c, c, c, 4 * c * part, 4 * part, 4 * c * part, c]
-        sizes = [self.vocabulary * c, self.seq_len * c, *(layer * self.n_layer), c, c]
-        return [-(-size // self.shards) for size in sizes]
+        sizes = Sizes(self.n_embd, 4 * self.n_embd, self.seq_len, self.vocabulary * self.tensor)
+        leaves = [leaf_of(name) for name in all_names(self.n_layer)]
+        ranks = [self.shards * (1 if leaf.split is None else self.tensor) for leaf in leaves]
+        return [-(-math.prod(leaf.shape(sizes)) // share) for leaf, share in zip(leaves, ranks, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Case:
     """One op on one shape, called by its public name; `library.select` decides whether its kernel runs."""
 
     kernel: str
-    make: Callable[[], tuple[Any, ...]]
+    make: Callable[[], list[Any]]
     """New arguments, the same each time; tensors among them that require a gradient are differentiated."""
     forward: Callable[..., tuple[Tensor, ...]]
     bytes: int
@@ -73,35 +74,23 @@ def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
         yield make(shapes, device)
 
 
-class _Random:
-    """Tensors of normal numbers, the same for the same calls."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.generator = device, torch.Generator(device).manual_seed(0)
-
-    def __call__(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.randn(shape, generator=self.generator, device=self.device, dtype=dtype)
-
-    def leaf(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """A tensor that requires a gradient."""
-        return self(*shape, dtype=dtype).requires_grad_()
+def _normal(device: torch.device, dtype: torch.dtype, *shapes: tuple[int, ...], leaves: bool = False) -> list[Tensor]:
+    """Tensors of normal numbers, the same for the same calls; `leaves` require a gradient."""
+    generator = torch.Generator(device).manual_seed(0)
+    drawn = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for shape in shapes)
+    return [tensor.requires_grad_(leaves) for tensor in drawn]
 
 
 def _add_dropout_norm(shapes: Shapes, device: torch.device) -> Case:
     form, dtype = (shapes.samples, shapes.seq_len, shapes.n_embd), getattr(torch, shapes.dtype)
 
-    def make() -> tuple[Tensor, ...]:
-        random = _Random(device)
-        inputs = [random.leaf(*form, dtype=dtype) for _ in range(2)]
-        vectors = [random.leaf(shapes.n_embd, dtype=dtype) for _ in range(2)]
-        return (*inputs, *vectors, torch.tensor([1234, 0], device=device))
+    make = partial(_normal, device, dtype, form, form, form[-1:], form[-1:], leaves=True)
+    seed = torch.tensor([1234, 0], device=device)
 
-    def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
-        x, branch, weight, bias, seed = inputs
+    def forward(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         return add_dropout_norm(x, branch, shapes.dropout, seed, weight, bias, 1e-5)
 
-    def plain(*inputs: Tensor) -> tuple[Tensor, ...]:
-        x, branch, weight, bias, _ = inputs
+    def plain(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         x = x + F.dropout(branch, shapes.dropout)
         return x, F.layer_norm(x, weight.shape, weight, bias)
 
@@ -111,10 +100,7 @@ def _add_dropout_norm(shapes: Shapes, device: torch.device) -> Case:
 
 def _bias_gelu(shapes: Shapes, device: torch.device) -> Case:
     form, dtype = (shapes.samples, shapes.seq_len, 4 * shapes.n_embd // shapes.tensor), getattr(torch, shapes.dtype)
-
-    def make() -> tuple[Tensor, ...]:
-        random = _Random(device)
-        return random.leaf(*form, dtype=dtype), random.leaf(form[-1], dtype=dtype)
+    make = partial(_normal, device, dtype, form, form[-1:], leaves=True)
 
     def forward(x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         return (bias_gelu(x, bias),)
@@ -127,10 +113,7 @@ def _pack_heads(shapes: Shapes, device: torch.device) -> Case:
     width, dtype = 3 * shapes.n_embd // shapes.tensor, getattr(torch, shapes.dtype)
     head_size = math.gcd(64, width // 3)
     form = (shapes.samples, shapes.seq_len, width)
-
-    def make() -> tuple[Tensor, ...]:
-        random = _Random(device)
-        return random.leaf(*form, dtype=dtype), random.leaf(width, dtype=dtype)
+    make = partial(_normal, device, dtype, form, (width,), leaves=True)
 
     def forward(qkv: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         return split_heads(qkv, bias, head_size)
@@ -141,12 +124,9 @@ def _pack_heads(shapes: Shapes, device: torch.device) -> Case:
 
 def _sum_of_squares(shapes: Shapes, device: torch.device) -> Case:
     sizes = shapes.parameters()
+    make = partial(_normal, device, torch.float32, *((size,) for size in sizes))
 
-    def make() -> tuple[list[Tensor]]:
-        random = _Random(device)
-        return ([random(size, dtype=torch.float32) for size in sizes],)
-
-    def forward(gradients: list[Tensor]) -> tuple[Tensor, ...]:
+    def forward(*gradients: Tensor) -> tuple[Tensor, ...]:
         return (sum_of_squares(gradients),)
 
     return Case("sum_of_squares", make, forward, 4 * sum(sizes), part="optimizer")
@@ -155,20 +135,21 @@ def _sum_of_squares(shapes: Shapes, device: torch.device) -> Case:
 def _adamw(shapes: Shapes, device: torch.device) -> Case:
     sizes = shapes.parameters()
 
-    def make() -> tuple[Any, ...]:
-        random = _Random(device)
-        lists = [[random(size, dtype=torch.float32) for size in sizes] for _ in range(4)]
-        squares = [tensor.square_() for tensor in lists.pop()]
-        return (*lists, squares, torch.tensor(0.5, device=device))
+    factor = torch.tensor(0.5, device=device)
 
-    def forward(parameters: list[Tensor], gradients: list[Tensor], *moments: Any) -> tuple[Tensor, ...]:
-        first, second, factor = moments
+    def make() -> list[list[Tensor]]:
+        drawn = _normal(device, torch.float32, *((size,) for size in sizes for _ in range(4)))
+        parameters, gradients, first, second = (drawn[which::4] for which in range(4))
+        return [parameters, gradients, first, [tensor.square_() for tensor in second]]
+
+    def forward(*lists: list[Tensor]) -> tuple[Tensor, ...]:
+        parameters, gradients, first, second = lists
         hyper = Hyper(rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, step=10)
         adamw_(parameters, gradients, first, second, [0.1] * len(sizes), factor, hyper)
         return (*parameters, *first, *second)
 
-    def plain(parameters: list[Tensor], gradients: list[Tensor], *moments: Any) -> tuple[Tensor, ...]:
-        first, second, factor = moments
+    def plain(*lists: list[Tensor]) -> tuple[Tensor, ...]:
+        parameters, gradients, first, second = lists
         steps = [torch.tensor(10.0, device=device)] * len(sizes)
         torch._foreach_mul_(gradients, factor)
         torch._fused_adamw_(
@@ -192,14 +173,14 @@ def runner(case: Case, forward: Callable[..., tuple[Tensor, ...]]) -> Callable[[
         if not leaves:
             return outputs
         if not slopes:
-            slopes.extend(_Random(output.device)(*output.shape, dtype=output.dtype) for output in outputs)
+            slopes.extend(_normal(output.device, output.dtype, output.shape)[0] for output in outputs)
         return (*(output.detach() for output in outputs), *torch.autograd.grad(outputs, leaves, slopes))
 
     return run
 
 
-def verify(case: Case) -> str:
-    """Run the kernel and PyTorch on the same arguments; returns "", or how they differ. Raises KernelError."""
+def verify(case: Case) -> None:
+    """Run the kernel and PyTorch on the same arguments. Raises KernelError that says how they differ."""
     with library.using([case.kernel]):
         found = runner(case, case.forward)()
     with library.using(()):
@@ -210,10 +191,9 @@ def verify(case: Case) -> str:
         error = (ours.double() - theirs.double()).abs().max()
         size = theirs.double().abs().max()
         if not error <= _RATES[ours.dtype] * size:  # NaN, too
-            return (
+            raise KernelError(
                 f"result {index} differs from PyTorch's by {float(error):.2g}; its largest value is {float(size):.2g}"
             )
-    return ""
 
 
 # ------------------------------------------------------------------------------------------------------------- timing

@@ -8,6 +8,8 @@
 All take plain tensors; `p` is the probability of dropout, 0 outside training. `rounded` is a copy of a weight in the
 type of the products, if the model keeps one (`Stage.keep_rounded_weights`). What PyTorch fuses better than its parts
 suggest stands here in its best form: a bias in the product, a mask that is stored instead of drawn again.
+
+Below are the two ops on a product that have kernels. Their tensors have one type: float32, float16 or bfloat16.
 """
 
 from collections.abc import Iterator
@@ -19,10 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from training.kernels import library
 from training.kernels.documents import document_attention
-from training.kernels.gelu import bias_gelu
-from training.kernels.heads import Heads, heads_of, split_heads
-from training.kernels.library import selected
+from training.kernels.library import dtype_code, empty_like, fit_columns, rows_of, selected, strips
+
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values, (B, nh, T, hs) each."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, p: float, ends: Tensor | None = None) -> Tensor:
@@ -105,3 +109,114 @@ def linear_heads(x: Tensor, weight: Tensor, bias: Tensor, head_size: int, rounde
     if selected("pack_heads", x):
         return split_heads(linear(x, weight, bias.detach(), rounded), bias.to(x.dtype), head_size)
     return heads_of(linear(x, weight, bias, rounded), head_size)
+
+
+# ----------------------------------------------------------------------------------------------------------------- GELU
+
+
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """GELU of x + bias in its tanh form (Hendrycks and Gimpel 2016): (…, C), (C,) -> (…, C) of x's type.
+
+    The kernels compute in float32 and round once.
+    """
+    if not selected("bias_gelu", x):
+        return F.gelu(x + bias, approximate="tanh")
+    result: Tensor = torch.ops.gpt2.bias_gelu(x, bias)
+    return result
+
+
+@torch.library.custom_op("gpt2::bias_gelu", mutates_args=())
+def _gelu(x: Tensor, bias: Tensor) -> Tensor:
+    assert fit_columns(x, bias)
+    out = empty_like(x)
+    library.call(
+        "bias_gelu", x.device,
+        x.contiguous(), bias.contiguous(), out,
+        rows_of(x), x.shape[-1], dtype_code(x.dtype),
+    )  # fmt: skip
+    return out
+
+
+@torch.library.custom_op("gpt2::bias_gelu_backward", mutates_args=())
+def _gelu_backward(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and bias."""
+    rows, columns = rows_of(x), x.shape[-1]
+    d_x, d_bias = empty_like(x), empty_like(bias)
+    partial = x.new_empty(strips(rows, columns), columns, dtype=torch.float32)
+    library.call(
+        "bias_gelu_backward", x.device,
+        gradient.contiguous(), x.contiguous(), bias.contiguous(), d_x, d_bias, partial,
+        rows, columns, len(partial), dtype_code(x.dtype),
+    )  # fmt: skip
+    return d_x, d_bias
+
+
+def _gelu_save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gelu_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    x, bias = ctx.saved_tensors
+    d_x, d_bias = _gelu_backward(gradient, x, bias)
+    return d_x, d_bias
+
+
+_gelu.register_fake(lambda x, bias: empty_like(x))
+_gelu_backward.register_fake(lambda gradient, x, bias: (empty_like(x), empty_like(bias)))
+_gelu.register_autograd(_gelu_gradients, setup_context=_gelu_save)
+
+
+# --------------------------------------------------------------------------------------------- queries, keys and values
+
+
+def split_heads(qkv: Tensor, bias: Tensor, head_size: int) -> Heads:
+    """(B, T, 3C) -> q, k and v, (B, nh, T, hs) each; `bias`, (3C,), is in qkv already: here it gets its gradient.
+
+    The columns of qkv are ordered [head, (q, k, v), dim]. The kernel puts the gradients of q, k and v together and sums
+    them for the bias, in one pass.
+    """
+    if not selected("pack_heads", qkv):
+        return heads_of(qkv + (bias - bias.detach()), head_size)
+    parts: Heads = _Split.apply(qkv, bias, head_size)  # type: ignore[no-untyped-call]
+    return parts
+
+
+def heads_of(qkv: Tensor, head_size: int) -> Heads:
+    """(B, T, 3C) -> q, k and v, (B, nh, T, hs) each, as views."""
+    B, T, _ = qkv.shape
+    q, k, v = qkv.view(B, T, -1, 3, head_size).transpose(1, 2).unbind(dim=3)  # (B, nh, T, 3, hs) -> (B, nh, T, hs)
+    return q, k, v
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor, head_size: int) -> Heads:
+        return heads_of(qkv, head_size)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        return *_pack(*gradients), None
+
+
+@torch.library.custom_op("gpt2::pack_heads", mutates_args=())
+def _pack(d_q: Tensor, d_k: Tensor, d_v: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of qkv and of its bias: (B, nh, T, hs) three times -> (B, T, 3C), (3C,)."""
+    d_qkv, d_bias = outputs = _packed_like(d_q)
+    columns = d_qkv.shape[-1]
+    rows = d_qkv.shape[0] * d_qkv.shape[1]
+    partial = d_q.new_empty(strips(rows, columns), columns, dtype=torch.float32)
+    # as attention's backward pass leaves them in memory
+    sources = [each.transpose(1, 2).contiguous() for each in (d_q, d_k, d_v)]
+    library.call(
+        "pack_heads", d_q.device, *sources, d_qkv, d_bias, partial,
+        rows, columns, d_q.shape[-1], len(partial), dtype_code(d_q.dtype),
+    )  # fmt: skip
+    return outputs
+
+
+def _packed_like(like: Tensor) -> tuple[Tensor, Tensor]:
+    B, heads, T, size = like.shape
+    return like.new_empty(B, T, 3 * heads * size), like.new_empty(3 * heads * size)
+
+
+_pack.register_fake(lambda d_q, d_k, d_v: _packed_like(d_q))

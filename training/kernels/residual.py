@@ -35,7 +35,8 @@ def add_dropout_norm(
     if library.selected("add_dropout_norm", x):
         total, normed, _, _ = torch.ops.gpt2.add_dropout_norm(x, branch, p, seed, weight, bias, eps)
         return total, normed
-    return reference_add_dropout_norm(x, branch, p, seed, weight, bias, eps)
+    total = reference_add_dropout(x, branch, p, seed)
+    return total, F.layer_norm(total, weight.shape, weight, bias, eps)
 
 
 def reference_add_dropout(x: Tensor, branch: Tensor, p: float, seed: Tensor | None) -> Tensor:
@@ -44,14 +45,6 @@ def reference_add_dropout(x: Tensor, branch: Tensor, p: float, seed: Tensor | No
         assert seed is not None
         branch = torch.where(dropout_mask(branch.shape, p, seed), branch * (_DRAWS / kept(p)), 0.0)
     return x + branch
-
-
-def reference_add_dropout_norm(
-    x: Tensor, branch: Tensor, p: float, seed: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """`add_dropout_norm` in plain PyTorch."""
-    total = reference_add_dropout(x, branch, p, seed)
-    return total, F.layer_norm(total, weight.shape, weight, bias, eps)
 
 
 # --------------------------------------------------------------------------------------------- the mask, in PyTorch

@@ -19,6 +19,20 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _SEGMENTS = "expandable_segments:{}"  # of PYTORCH_CUDA_ALLOC_CONF
 
 
+def precision_type(precision: str, device: "torch.device") -> "torch.dtype":
+    """The type of activations and matrix products for `train.precision` on a device.
+
+    Parameters and moments are float32 everywhere. Matrices are rounded to this type once per step: into copies, or
+    where they are gathered from data-parallel ranks.
+    """
+    import torch
+
+    if precision == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bfloat16" if fast else "float32"
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+
+
 def threads_of(launch: Launch, cpus_per_task: int, env: Mapping[str, str] = os.environ) -> int:
     """The number of threads of this process's computations: `cluster.cpus_per_task`, whatever OMP_NUM_THREADS says.
 

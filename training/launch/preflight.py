@@ -1,6 +1,6 @@
 """Checks every node of a job before its first step, prints one table, and names a node with a problem.
 
-    preflight(world, mesh, folder, needed)         # in a job; raises JobError
+    preflight(world, mesh, folder, model)          # in a job; raises JobError
     run_preflight(settings, "gpt2_345m")           # a job of its own: python -m cluster.preflight
 
     node   device          threads  memory free      disk free
@@ -51,17 +51,13 @@ class Report:
     """Why the model folder cannot be used from here."""
 
 
-def checkpoint_bytes(model: ModelSettings) -> int:
-    """The size of one checkpoint, whatever the layout: float32 weights and AdamW's two moments."""
-    return 4 * 3 * model.parameters
-
-
-def preflight(world: World, mesh: "DeviceMesh | None", folder: Path, needed: int) -> None:
+def preflight(world: World, mesh: "DeviceMesh | None", folder: Path, model: ModelSettings) -> None:
     """Check all nodes and print the table (a collective call).
 
-    Raises JobError on all ranks if a node cannot write to the model folder, or has less space there than `needed`, the
-    bytes of a checkpoint. Unequal nodes are warnings.
+    Raises JobError on all ranks if a node cannot write to the model folder, or has less space there than a
+    checkpoint of the model needs. Unequal nodes are warnings.
     """
+    needed = 4 * 3 * model.parameters  # float32 weights and AdamW's two moments
     reports = all_gather(_inspect(world, folder))
     run_on_rank0(lambda: _check(reports, folder, needed), world.rank)
     _connect_axes(world, mesh)
@@ -177,5 +173,5 @@ def run_preflight(settings: Settings, name: str) -> int:
 
         parallel = ParallelSettings(data=world.size) if experiment.parallel.auto else experiment.parallel
         mesh = make_mesh(parallel, world.device.type)
-        preflight(world, mesh, folder, checkpoint_bytes(experiment.model))
+        preflight(world, mesh, folder, experiment.model)
     return 0

@@ -8,7 +8,6 @@ one node use loopback, and rank 0 of several nodes publishes its name in Slurm's
 import os
 import socket
 import time
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,10 +79,6 @@ def _serve(launch: Launch, meeting: Path, interface: str, timeout: float) -> "St
         timeout=timedelta(seconds=timeout),
         master_listen_fd=listener.detach(),  # the store owns the socket now
     )
-    for path in meeting.parent.glob("meeting-*"):  # of starts that were killed: older than any start takes
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > 2 * START_TIMEOUT:
-                path.unlink()
     write_text(meeting, f"{published_host(launch, interface)}:{port}\n")
     return store
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -93,21 +94,27 @@ def figures_line(head: str, figures: Mapping[str, float], digits: int) -> str:
     return " | ".join([head, *(f"{name}: {value:.{digits}f}" for name, value in figures.items())])
 
 
+@dataclass
 class StepTotals:
-    """The steps since the last row. Every loss is kept, because a mean of partial sums would round differently.
+    """The steps since the last row.
 
     The sums are saved with a checkpoint, so that the first row after a resume covers the same steps as in a run that
     was never stopped.
-
-    grad_norm       of the last step that was taken, or of the last step if none was
-    skipped         steps that were not taken
-    non_finite      steps whose loss or gradient was NaN or infinite
     """
 
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.grad_norm = math.nan
-        self.skipped = self.non_finite = 0
+    losses: list[float] = field(default_factory=list)
+    """Of the steps that were taken; every one is kept, because a mean of partial sums would round differently."""
+    grad_norm: float = math.nan
+    """Of the last step that was taken, or of the last step if none was."""
+    skipped: int = 0
+    """Steps that were not taken."""
+    non_finite: int = 0
+    """Steps whose loss or gradient was NaN or infinite."""
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> "StepTotals":
+        """The sums of which `state` returned this."""
+        return cls(**{**state, "grad_norm": float(state["grad_norm"])}) if state else cls()
 
     @property
     def loss(self) -> float:
@@ -125,14 +132,7 @@ class StepTotals:
         self.non_finite += not (math.isfinite(loss) and math.isfinite(grad_norm))
 
     def state(self) -> dict[str, Any]:
-        """The sums for `restore` as JSON, which has no NaN; empty if there was no step."""
+        """The sums for `restored` as JSON, which has no NaN; empty if there was no step."""
         if not self.losses and not self.skipped and not self.non_finite:
             return {}
-        norm = self.grad_norm if math.isfinite(self.grad_norm) else str(self.grad_norm)
-        return {"losses": list(self.losses), "grad_norm": norm, "skipped": self.skipped, "non_finite": self.non_finite}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
-        if state:
-            self.losses, self.grad_norm = [float(loss) for loss in state["losses"]], float(state["grad_norm"])
-            self.skipped, self.non_finite = state["skipped"], state["non_finite"]
+        return {**asdict(self), "grad_norm": self.grad_norm if math.isfinite(self.grad_norm) else str(self.grad_norm)}

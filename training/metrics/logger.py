@@ -18,15 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from common.console import say, warn
 from common.files import write_json
 from common.progress import Meter
 from common.settings import Experiment
 from training.checkpoint import Progress
 from training.evaluation.scoring import perplexity
+from training.launch.device import precision_type
 from training.launch.process_group import World
 from training.metrics.boards import Board
 from training.metrics.curves import (
@@ -38,11 +36,9 @@ from training.metrics.curves import (
     figures_line,
     log_line,
 )
-from training.metrics.device import device_name, memory, peak_tflops
-from training.metrics.timers import PARTS, Timers
+from training.metrics.device import PARTS, Timers, device_name, memory, peak_tflops
 from training.parallel.collectives import all_gather
 from training.planning.speed import CONVENTION, flops_per_token
-from training.precision import precision_type
 
 
 class MetricsLogger:
@@ -81,7 +77,7 @@ class MetricsLogger:
         self._memory_reported = False
         self._first_ended, self._later = 0.0, -1  # when this start's first step ended, and steps since
         self._reset()
-        self._totals.restore(progress.journal)
+        self._totals = StepTotals.restored(progress.journal)
 
     def __enter__(self) -> "MetricsLogger":
         if self._meter is not None:
@@ -147,26 +143,23 @@ class MetricsLogger:
         Loss and counts cover all of them, times only the steps of this start.
         """
         count = self._steps
-        parts = self._timers.take()  # waits for the device
+        parts = self._timers.take()  # durations for the device
         seconds = (time.perf_counter() - self._started) / count
-        used = memory(self._world.device)
-        *slowest, waited, most = self._largest(
-            [*(parts.get(part, 0.0) / count for part in PARTS), self._waited / count, list(used.values())[-1]]
-        )
-        used_by_rank = [] if self._memory_reported else all_gather(used)
-        self._memory_reported = True
+        durations = [*(parts.get(part, 0.0) / count for part in PARTS), self._waited / count]
+        of_ranks = all_gather((durations, memory(self._world.device)))
         if self.on_rank0:
-            row = self._row(iteration, consumed_samples, loss_scale, seconds, waited, most)
+            *slowest, waited = map(max, zip(*(durations for durations, _ in of_ranks), strict=True))
+            rank, used = max(enumerate(used for _, used in of_ranks), key=lambda one: list(one[1].values())[-1])
+            row = self._row(iteration, consumed_samples, loss_scale, seconds, waited, list(used.values())[-1])
             if self._may_write():
                 self._curves["train"].append(row)
             left = self.seconds_left(iteration)
             self.say(log_line(row, self._train.iterations, self._train.global_batch_size, left))
             times = {part: value * 1000 for part, value in zip(PARTS, slowest, strict=True) if value}
             self.say(figures_line("time (ms)", {**times, "batch generator": waited * 1000}, 2))
-            if used_by_rank:
-                rank = max(range(len(used_by_rank)), key=lambda rank: list(used_by_rank[rank].values())[-1])
-                head = f"[Rank {rank}] (after {iteration} iterations) memory (MB)"
-                self.say(figures_line(head, used_by_rank[rank], 1))
+            if not self._memory_reported:
+                self._memory_reported = True
+                self.say(figures_line(f"[Rank {rank}] (after {iteration} iterations) memory (MB)", used, 1))
             self._show(iteration, train=row, time=times)
         self._reset()
 
@@ -193,15 +186,6 @@ class MetricsLogger:
             "mfu": round(tflops / self._peak, 5) if self._peak else None,
             "memory_mb": round(memory_mb, 1),
         }
-
-    def _largest(self, values: list[float]) -> list[float]:
-        """The largest of each value over all ranks (a collective call)."""
-        if self._world.size == 1:
-            return values
-        numbers = torch.tensor(values, dtype=torch.float64, device=self._world.device)
-        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
-        largest: list[float] = numbers.tolist()
-        return largest
 
     def seconds_left(self, iteration: int) -> float:
         """Seconds to the last iteration, at the pace since this start's first step, validation and saving included."""

@@ -1,55 +1,57 @@
 """Decides which steps the optimiser takes: overflows, numbers that are not finite, and loss spikes.
 
-    step = train_step(session, iteration, batches, rate, guard.scale, guard.accepts)
-    guard.record_step(step.loss, step.grad_norm)
+    step = train_step(session, iteration, batches, rate, guard.scale, guard.judge)
     guard.check(iteration, find_non_finite)        # raises TrainingError if the run must stop
 
 All processes see the same loss and gradient norm, so they all decide alike.
+
+float16 has no values below 6e-8: the loss is multiplied by a scale that keeps the gradients above that. The scale is
+found by trial (Micikevicius et al. 2018), with Megatron-LM's rules.
 """
 
 import math
-import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor, nn
+from typing import Any
 
 from common.errors import TrainingError
 from common.settings import TrainSettings, WatchSettings
-from training.parallel.collectives import all_gather
-from training.parallel.dtensor import local_shard
-from training.precision import LossScale
 
 _WINDOW = 100  # losses whose mean a spike is measured against
 _LIMIT = 10  # steps in a row that may be left out
+_FLOOR = 1.0  # the smallest loss scale
 
 
-class Verdict(NamedTuple):
-    """The decision on a step."""
+@dataclass(frozen=True)
+class LossScale:
+    """The state of the search for the largest scale without overflows; immutable, replaced after every step."""
 
-    taken: bool = True
-    """Whether the optimiser takes it."""
-    finite: bool = True
-    """Whether its loss and gradient norm are finite."""
-    problem: str = ""
-    """What is wrong with it; a spike may be taken all the same."""
+    scale: float
+    clean: int = 0
+    """Steps without an overflow since the scale changed, or since the last overflow."""
+    hysteresis: int = 0
+    """Overflows since the scale was last doubled."""
+    at_floor: int = 0
+    """Overflows in a row with the smallest scale."""
 
+    @classmethod
+    def initial(cls, train: TrainSettings) -> "LossScale":
+        """The scale at the start of a run: `initial_loss_scale` in float16, otherwise 1."""
+        return cls(train.initial_loss_scale if train.precision == "float16" else _FLOOR)
 
-def judge(loss: float, grad_norm: float, losses: Sequence[float], watch: WatchSettings) -> Verdict:
-    """The verdict on a step with this loss and gradient norm, after steps with these `losses`."""
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        return Verdict(False, False, f"loss {loss:g}, gradient norm {grad_norm:g}")
-    if watch.spike and len(losses) == _WINDOW:
-        above = loss - fmean(losses)
-        if above > watch.spike:
-            spike = f"loss {loss:.4f} is {above:.4f} nats above the mean of the {_WINDOW} before it"
-            return Verdict(watch.spike_reaction == "warn", True, spike)
-    return Verdict()
+    def after(self, overflow: bool, train: TrainSettings) -> "LossScale":
+        """The scale after one more step: halved from the `hysteresis`-th overflow on, doubled after a clean window."""
+        if overflow:
+            used = self.hysteresis + 1
+            floor = self.scale <= _FLOOR
+            scale = self.scale if used < train.hysteresis else max(_FLOOR, self.scale / 2)
+            return LossScale(scale, 0, used, self.at_floor + 1 if floor else 0)
+        if self.clean + 1 >= train.loss_scale_window:
+            largest = math.ldexp(1.0, 126)  # above it, a float32 loss would overflow itself
+            return LossScale(min(largest, self.scale * 2))
+        return replace(self, clean=self.clean + 1, at_floor=0)
 
 
 class Guard:
@@ -64,51 +66,51 @@ class Guard:
         )
         self._losses: deque[float] = deque(state.get("losses", ()), _WINDOW)
         self._in_a_row: int = state.get("in_a_row", 0)  # steps left out since the last one taken
-        self._verdict = Verdict()
         self._stop = ""
+        self.spike = ""
+        """A description of the last step's loss if it is a spike; the step may be taken all the same."""
+        self.problem = ""
+        """What is wrong with the last step; empty if it only lowers the loss scale of float16."""
 
     @property
     def scale(self) -> float:
         """The factor for the loss of the next step."""
         return self._loss_scale.scale
 
-    @property
-    def spike(self) -> str:
-        """A description of the last step's loss if it is a spike, otherwise empty."""
-        return self._verdict.problem if self._verdict.finite else ""
-
     def state(self) -> dict[str, Any]:
         """The state as JSON, with which a resumed run decides in the same way."""
         scale = {"loss_scale": asdict(self._loss_scale)} if self._float16 else {}
         return {"losses": list(self._losses), "in_a_row": self._in_a_row, **scale}
 
-    def accepts(self, loss: float, grad_norm: float) -> bool:
-        """Whether the optimiser should take a step with this loss and gradient norm."""
-        return judge(loss, grad_norm, self._losses, self._watch).taken
-
-    def problem(self, loss: float, grad_norm: float) -> str:
-        """The problem of a step with these numbers; empty if it only lowers the loss scale of float16."""
-        verdict = judge(loss, grad_norm, self._losses, self._watch)
-        lowers = self._float16 and not verdict.finite and self._loss_scale.after(True, self._train).at_floor < _LIMIT
-        return "" if lowers else verdict.problem
-
-    def record_step(self, loss: float, grad_norm: float) -> Verdict:
-        """Add a step to what later verdicts depend on; returns the verdict on this one."""
-        verdict = self._verdict = judge(loss, grad_norm, self._losses, self._watch)
-        self._in_a_row = 0 if verdict.taken else self._in_a_row + 1
+    def judge(self, loss: float, grad_norm: float) -> bool:
+        """Judge the next step by its loss and gradient norm, once; returns whether the optimiser takes it."""
+        finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        self.spike = self._spike(loss) if finite else ""
+        self.problem = self.spike if finite else f"loss {loss:g}, gradient norm {grad_norm:g}"
+        taken = finite and not (self.spike and self._watch.spike_reaction != "warn")
+        self._in_a_row = 0 if taken else self._in_a_row + 1
         if self._float16:
-            self._loss_scale = self._loss_scale.after(not verdict.finite, self._train)
-        if self._float16 and not verdict.finite:
-            if self._loss_scale.at_floor >= _LIMIT:
+            self._loss_scale = self._loss_scale.after(not finite, self._train)
+        if taken:
+            self._losses.append(loss)
+        elif self._float16 and not finite:
+            if self._loss_scale.at_floor < _LIMIT:
+                self.problem = ""
+            else:
                 self._stop = f"{_LIMIT} overflows in a row with the loss scale at {self.scale:g}"
-        elif not verdict.taken:
-            reaction = self._watch.spike_reaction if verdict.finite else self._watch.non_finite
+        else:
+            reaction = self._watch.spike_reaction if finite else self._watch.non_finite
             if reaction == "stop" or self._in_a_row >= _LIMIT:
                 in_a_row = f", the {self._in_a_row}th step in a row" if self._in_a_row > 1 else ""
-                self._stop = verdict.problem + in_a_row
-        if verdict.taken:
-            self._losses.append(loss)
-        return verdict
+                self._stop = self.problem + in_a_row
+        return taken
+
+    def _spike(self, loss: float) -> str:
+        if not self._watch.spike or len(self._losses) < _WINDOW:
+            return ""
+        above = loss - fmean(self._losses)
+        spike = f"loss {loss:.4f} is {above:.4f} nats above the mean of the {_WINDOW} before it"
+        return spike if above > self._watch.spike else ""
 
     def check(self, iteration: int, find_non_finite: Callable[[], str]) -> None:
         """Raises TrainingError if the run must stop; the weights are still those of the step before.
@@ -123,49 +125,3 @@ class Guard:
             f"iteration {iteration}: {self._stop}{where}; nothing was saved after the last checkpoint: "
             f"start again from it with another setting ({cure}; models.NAME.watch sets how the trainer reacts)"
         )
-
-
-def first_non_finite(
-    models: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter], forward: Callable[[], object]
-) -> str:
-    """The first non-finite part of a step whose gradients still exist (a collective call, equal on all ranks).
-
-    A parameter, if there is one. Otherwise the output of a module of `models`, this process's parts of the model, in
-    another forward pass without dropout: `forward` runs the step's micro-batches. If that pass is finite, the gradient
-    nearest to the loss.
-    """
-    non_finite_parameters = [name for name, parameter in parameters.items() if not _is_finite(parameter)]
-    outputs: list[str] = []
-    hooks = [
-        module.register_forward_hook(partial(_note_non_finite, name, outputs))
-        for model in models
-        for name, module in model.named_modules()
-        if name and not list(module.children())
-    ]
-    with torch.compiler.set_stance("force_eager"):  # compiled layers ignore hooks
-        forward()
-    for hook in hooks:
-        hook.remove()
-    gradients = [name for name, value in parameters.items() if value.grad is not None and not _is_finite(value.grad)]
-    everywhere = all_gather((non_finite_parameters, outputs, gradients))
-    for index, kind in enumerate(("parameter", "the output of", "the gradient of")):
-        names = sorted((name for rank in everywhere for name in rank[index]), key=_layer)
-        if names:
-            return f"{kind} {names[0 if kind != 'the gradient of' else -1]}"
-    return "the sum of the gradients; each one is finite"
-
-
-def _layer(name: str) -> int:
-    """The layer of a parameter or module: -1 for the embeddings, a large number for the head."""
-    layer = re.match(r"h\.(\d+)\.", name)
-    return int(layer[1]) if layer else 10**9 if name.startswith(("ln_f", "head")) else -1
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(local_shard(tensor)).all())
-
-
-def _note_non_finite(name: str, outputs: list[str], _module: nn.Module, _inputs: object, output: object) -> None:
-    every = [output] if isinstance(output, Tensor) else output if isinstance(output, tuple) else []
-    if not all(_is_finite(values) for values in every):
-        outputs.append(name)

@@ -1,22 +1,25 @@
-"""Outputs of the last stage for a batch: the loss of each target, or the logits of the next token.
+"""Looks at a batch again: the loss of each target, the logits of the next token, the first module that is not finite.
 
-Both run the training's own layout forward, without dropout, and leave weights and gradients as they are: a step may be
+All run the training's own layout forward, without dropout, and leave weights and gradients as they are: a step may be
 between its backward pass and the optimiser.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.dataset.batches import Batch
 from training.loss import IGNORED, LossHead
 from training.parallel.collectives import all_gather
 from training.parallel.data_parallel import reshard
+from training.parallel.dtensor import local_shard
 from training.parallel.layout import coordinates
 from training.session import Session
 from training.step import run_micro_batches, sample_ranges
@@ -64,12 +67,56 @@ def _compute(
     def hook(head: LossHead, inputs: tuple[Tensor, ...], _loss: Tensor) -> None:
         found.append(output(head, *inputs[:3]))
 
+    heads = [stage.model.head for stage in session.stages if stage.last]
+    _run_forward(session, batches, [(head, hook) for head in heads])
+    return found
+
+
+def _run_forward(
+    session: Session, batches: Sequence[Batch], hooks: Iterable[tuple[nn.Module, Callable[..., None]]]
+) -> None:
+    """Run micro-batches forward, without dropout, with forward hooks on some modules (a collective call)."""
     with ExitStack() as stack:
-        for stage in session.stages:
-            if stage.last:
-                stack.callback(stage.model.head.register_forward_hook(hook).remove)
+        for module, hook in hooks:
+            stack.callback(module.register_forward_hook(hook).remove)
         stack.enter_context(torch.compiler.set_stance("force_eager"))  # a compiled graph calls no hook
         run_micro_batches(session, batches, 1.0, train=False)
     for stage in session.stages:
         reshard(stage)
-    return found
+
+
+def first_non_finite(session: Session, batches: Sequence[Batch]) -> str:
+    """The first non-finite part of a step whose gradients still exist (a collective call, equal on all ranks).
+
+    A parameter, if there is one. Otherwise the output of a module, when the step's micro-batches run forward again. If
+    that is finite, the gradient nearest to the loss.
+    """
+    parameters = session.parameters
+    non_finite_parameters = [name for name, parameter in parameters.items() if not _is_finite(parameter)]
+    outputs: list[str] = []
+
+    def note(name: str, _module: nn.Module, _inputs: object, output: object) -> None:
+        every = [output] if isinstance(output, Tensor) else output if isinstance(output, tuple) else []
+        if not all(map(_is_finite, every)):
+            outputs.append(name)
+
+    modules = chain.from_iterable(stage.model.named_modules() for stage in session.stages)
+    leaves = [(name, module) for name, module in modules if name and not list(module.children())]
+    _run_forward(session, batches, [(module, partial(note, name)) for name, module in leaves])
+    gradients = [name for name, value in parameters.items() if value.grad is not None and not _is_finite(value.grad)]
+    everywhere = all_gather((non_finite_parameters, outputs, gradients))
+    for index, kind in enumerate(("parameter", "the output of", "the gradient of")):
+        names = sorted((name for rank in everywhere for name in rank[index]), key=_layer)
+        if names:
+            return f"{kind} {names[0 if kind != 'the gradient of' else -1]}"
+    return "the sum of the gradients; each one is finite"
+
+
+def _layer(name: str) -> int:
+    """The layer of a parameter or module: -1 for the embeddings, a large number for the head."""
+    layer = re.match(r"h\.(\d+)\.", name)
+    return int(layer[1]) if layer else 10**9 if name.startswith(("ln_f", "head")) else -1
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(local_shard(tensor)).all())

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from common.settings import Experiment, ModelSettings, ParallelSettings, TrainSettings
 from training.kernels.library import selected
 from training.kernels.residual import add_dropout_norm
+from training.launch.device import precision_type
 from training.loss import LossHead
 from training.model import GPT2, initial_value
 from training.parallel.data_parallel import apply_data_parallel
@@ -26,7 +27,6 @@ from training.parallel.pipeline import Stage
 from training.parallel.randomness import RANK_ATTENTION
 from training.parallel.sizes import loss_parts, padded_vocab_size, stage_layers, with_padded_vocabulary
 from training.parallel.tensor_parallel import plain_parameters, split_matrices
-from training.precision import precision_type
 
 
 def make_mesh(parallel: ParallelSettings, device_type: str) -> DeviceMesh | None:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from torch.nn import functional as F
 
 from training.kernels import ops
-from training.kernels.heads import Heads
+from training.kernels.ops import Heads
 from training.loss import LossHead, Vocabulary
 from training.model import GeluLinear, HeadsLinear, LayerNorm, Linear
 from training.parallel.dtensor import local_shard

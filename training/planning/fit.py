@@ -139,18 +139,17 @@ def resolve(settings: Settings, name: str, machine: Machine, count: int) -> Sett
 
 def _kept(path: Path, name: str, experiment: Experiment, machine: Machine, count: int) -> Experiment | None:
     """The experiment in the layout of `path`, if that is for as many processes and the same batch, and fits."""
-    new = experiment.train
     try:
         earlier = load_settings(path).models[name] if path.exists() else experiment
-        old = earlier.train
-        same_micro_batch = new.micro_batch_size in (0, old.micro_batch_size)
-        if earlier.parallel.auto or earlier.world_size != count or not same_micro_batch:
+        old, new = earlier.train, experiment.train
+        same_batch = old.global_batch_size == new.global_batch_size
+        same_batch &= new.micro_batch_size in (0, old.micro_batch_size)
+        if earlier.parallel.auto or earlier.world_size != count or not same_batch:
             return None
         kept = Layout.of(earlier).apply(experiment)
     except (ToolkitError, KeyError, ValueError):  # the file is damaged, or the model is another one
         return None
-    same_batch = old.global_batch_size == new.global_batch_size
-    return kept if same_batch and (predict(kept, machine).fits or new.allow_tight) else None
+    return kept if predict(kept, machine).fits or new.allow_tight else None
 
 
 def _best(experiment: Experiment, name: str, machine: Machine, count: int) -> Layout:

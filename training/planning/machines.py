@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -136,20 +136,19 @@ def machine_of_job(experiment: Experiment, cluster: ClusterSettings) -> Machine 
     return cpu_machine(tasks, memory, _USUAL_CORE * tasks * (cluster.cpus_per_task or 1)) if memory else None
 
 
-def this_cpu(processes: int, threads: int = 0, env: Mapping[str, str] = os.environ) -> Machine:
+def this_cpu(processes: int, threads: int = 0) -> Machine:
     """This machine's CPUs, shared by the processes of a job with `threads` each; 0: an equal share of all cores."""
-    cores = max(available_cpus(), int(env.get("SLURM_CPUS_ON_NODE") or 0))  # srun may grant a process its own alone
+    granted = int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)  # srun may grant a process its own cores alone
+    cores = max(available_cpus(), granted)
     used = min(cores, processes * threads) if threads else cores
-    return cpu_machine(processes, available_memory(env), _USUAL_CORE * used)
+    return cpu_machine(processes, available_memory(), _USUAL_CORE * used)
 
 
 def this_gpu(device_name: str, memory: int, own: Mapping[str, GpuSettings], per_node: int) -> Machine:
     """GPUs by the name and the bytes that torch reports; of no known kind, the one of the most similar memory."""
-    known = gpu_of_device(device_name, own)
-    similar = min(known_gpus().items(), key=lambda item: abs(item[1].memory_gib * GIB - memory))
-    name = known[0] if known else similar[0]
-    found = machine(name, own if known else {}, per_node)
-    return replace(found, memory=memory, name=found.name if known else UNKNOWN)
+    similar = min(known_gpus().values(), key=lambda gpu: abs(gpu.memory_gib * GIB - memory))
+    name, gpu = gpu_of_device(device_name, own) or (UNKNOWN, similar)
+    return Machine(name, memory, gpu, per_node)
 
 
 def available_memory(env: Mapping[str, str] = os.environ) -> int:
@@ -177,7 +176,7 @@ def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
 def _slurm_limits(env: Mapping[str, str]) -> Iterator[int]:
     """The memory that Slurm granted to this job on this node, in MB; 0 stands for all of it."""
     if "SLURM_JOB_ID" in env:
-        with suppress(ValueError):
-            yield int(env.get("SLURM_MEM_PER_NODE", "0")) << 20
-        with suppress(ValueError):
-            yield int(env.get("SLURM_MEM_PER_CPU", "0")) * int(env.get("SLURM_CPUS_ON_NODE", "0")) << 20
+        per_node, per_cpu, cpus = (
+            int(env.get(f"SLURM_{name}") or 0) for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")
+        )
+        yield from (per_node << 20, per_cpu * cpus << 20)

@@ -190,18 +190,23 @@ def machine_of(world: "World", cluster: ClusterSettings) -> Machine:
     return this_gpu(properties.name, properties.total_memory, cluster.gpus, tasks)
 
 
-def fit_plan(plan: Plan, settings: Settings, world: "World") -> tuple[Plan, Settings]:
-    """The plan and the settings with a layout, which is chosen here if it is `auto`, and checked (a collective call).
+def resolve_on_rank0(settings: Settings, name: str, world: "World", *, check: bool) -> tuple[Settings, Machine]:
+    """The settings with a layout for a model, chosen here if it is `auto`, and the machine (a collective call).
 
-    Rank 0 decides for all. Raises ConfigError on all ranks if the model is too large for the memory.
+    Rank 0 decides for all. With `check`, raises ConfigError on all ranks if the model is too large for the memory.
     """
 
     def decide() -> tuple[Settings, Machine]:
         machine = machine_of(world, settings.cluster)
-        chosen = resolve(settings, plan.name, machine, world.size)
-        done = newest_iteration(settings.model_folder(plan.name))
-        check_fits(chosen, plan.name, machine, done=done, here=True)
+        chosen = resolve(settings, name, machine, world.size)
+        if check:
+            check_fits(chosen, name, machine, done=newest_iteration(settings.model_folder(name)), here=True)
         return chosen, machine
 
-    settings, machine = run_on_rank0(decide, world.rank)
+    return run_on_rank0(decide, world.rank)
+
+
+def fit_plan(plan: Plan, settings: Settings, world: "World") -> tuple[Plan, Settings]:
+    """The plan and the settings with a layout that fits, see `resolve_on_rank0` (a collective call)."""
+    settings, machine = resolve_on_rank0(settings, plan.name, world, check=True)
     return replace(plan, experiment=settings.models[plan.name], machine=machine), settings

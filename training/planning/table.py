@@ -47,15 +47,23 @@ def layout_table(predictions: Sequence[Prediction], tokens: float) -> str:
     return text_table(rows, "r" + "l" * (len(head) - 1) + "r" * len(speed))
 
 
-def remarks(prediction: Prediction) -> list[tuple[str, str]]:
-    """Lines on a speed that is not predicted, and on what offload needs."""
-    found = []
-    if not prediction.machine.timed:
-        found.append(("speed", "not predicted on CPUs; training.probe measures it"))
-    if prediction.layout.offload:
-        host = 16 * prediction.workload.model.parameters / prediction.layout.world_size  # weight, gradient, two moments
-        found.append(("offload", f"each GPU needs {host / GIB:,.1f} GiB of CPU memory"))
-    return found
+def fact_table(name: str, request: PlanRequest, best: Prediction, tokens: float) -> str:
+    """The model, machine and batch; a speed that is not predicted, and what offload needs."""
+    model, machine = best.workload.model, best.machine
+    rows = {
+        "model": f"{name}: {model.n_layer} layers, {model.n_embd} wide, {model.n_head} heads, "
+        f"sequence {model.seq_len}; {model.parameters:,} parameters; {best.workload.precision}",
+        "CPUs" if machine.device == "cpu" else "GPUs": f"{request.gpus} x {machine.name} with "
+        f"{machine.memory / GIB:.1f} GiB, {min(machine.per_node, request.gpus)} per node",
+        "step": f"{request.global_batch_size:,} samples",
+        "run": f"{tokens / 1e9:,.1f} B tokens" if tokens >= 1e9 else f"{tokens:,.0f} tokens",
+    }
+    if not machine.timed:
+        rows["speed"] = "not predicted on CPUs; training.probe measures it"
+    if best.layout.offload:
+        host = 16 * model.parameters / best.layout.world_size  # weight, gradient, two moments
+        rows["offload"] = f"each GPU needs {host / GIB:,.1f} GiB of CPU memory"
+    return text_table(rows.items())
 
 
 def memory_table(predictions: Sequence[Prediction]) -> str:

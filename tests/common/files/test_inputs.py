@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from common.files import document_writer, expand_inputs
+from common.files import document_writer, expand_inputs, fingerprint, first_change
 from tests.helpers import assert_one_line_error, called, document, write_shard
 
 
@@ -67,3 +67,17 @@ def test_links_to_folders_are_followed_each_folder_once_and_never_in_circles(tmp
         (tmp_path / "in" / link).symlink_to(target)
     found = expand_inputs([f"{tmp_path}/in"])
     assert sorted(path.resolve().name for path in found) == ["a.txt", "b.txt", "c.txt"]
+
+
+def test_an_input_has_changed_if_its_content_has_whatever_its_time(tmp_path: Path) -> None:
+    files = [tmp_path / "a", tmp_path / "b"]
+    for path in files:
+        path.write_text("as it was read")
+    read = {str(path): fingerprint(path) for path in files}
+    os.utime(files[0])
+    assert first_change(read, files) is None, "touched"
+    files[0].write_text("as it was ever")
+    os.utime(files[0], (1, 1))
+    assert first_change(read, files) == f"{files[0]}: changed since it was read", "of the same size, and older"
+    assert first_change(read, files[1:]) == f"{files[0]}: missing since the inputs were read"
+    assert first_change({}, files[1:]) == f"{files[1]}: new since the inputs were read"

@@ -1,4 +1,4 @@
-"""A pickle that touches a file when it is loaded, put into the files of a checkpoint."""
+"""Damage to a checkpoint, and a pickle that touches a file when it is loaded."""
 
 import os
 import pickle
@@ -13,6 +13,19 @@ def flip_a_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
     path.write_bytes(data)
+
+
+def spoil(folder: Path, damage: str) -> None:
+    """Damage a checkpoint."""
+    file = next(folder.glob("*.safetensors"))
+    if damage == "no manifest":
+        (folder / "manifest.json").unlink()
+    elif damage == "file missing":
+        file.unlink()
+    elif damage == "byte flipped":
+        flip_a_bit(file)
+    else:
+        file.write_bytes(file.read_bytes()[:-1])
 
 
 class Touch:

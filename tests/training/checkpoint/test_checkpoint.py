@@ -4,7 +4,6 @@ import os
 import shutil
 from copy import deepcopy
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from common.config import load_settings
 from common.errors import CheckpointError
 from common.files import read_json, write_json
 from common.settings import Experiment
-from tests.training.checkpoint.planted import flip_a_bit
+from tests.training.checkpoint.planted import flip_a_bit, spoil
 from tests.training.helpers import (
     ALONE,
     Session,
@@ -24,25 +23,23 @@ from tests.training.helpers import (
     make_run,
     make_session,
     open_session,
+    plan_of,
     save_checkpoint,
-    settings_of,
-    step_batches,
+    train_steps,
     write_corpus,
 )
 from training import checkpoint
 from training.checkpoint import Manifest, Progress, parts
 from training.dataset.blend import Blend
 from training.dataset.corpus import Corpus, Samples
-from training.planning.run import Plan, make_plan
-from training.step import train_step
+from training.planning.run import Plan
 
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
     """A tiny model after two steps."""
     session = make_session(tmp_path)
-    for iteration, batches in enumerate(islice(step_batches(session, 0), 2), start=1):
-        train_step(session, iteration, batches, 0.01)
+    train_steps(session, 2)
     return session
 
 
@@ -81,6 +78,7 @@ def test_weights_moments_and_position_come_back_bit_for_bit(
     assert torch.equal(checkpoint.load_weights(manifest)["wpe.weight"], session.parameters["wpe.weight"])
     stored = read_json(manifest.path / "tensors.json")
     assert [stored[f"{part}.wte.weight"]["shape"] for part in ("model", "exp_avg", "exp_avg_sq")] == [[257, 32]] * 3
+    assert [part["shape"] for part in stored["model.wte.weight"]["parts"]] == [[257, 32]]
 
 
 def test_a_checkpoint_is_plain_data_and_an_index_that_was_changed_is_refused_in_one_line(
@@ -155,15 +153,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(
 ) -> None:
     save(session, tmp_path, 2)
     newest = save(session, tmp_path, 4).path
-    file = next(newest.glob("*.safetensors"))
-    if damage == "no manifest":
-        (newest / "manifest.json").unlink()
-    elif damage == "file missing":
-        file.unlink()
-    elif damage == "byte flipped":
-        flip_a_bit(file)
-    else:
-        file.write_bytes(file.read_bytes()[:-1])
+    spoil(newest, damage)
     found = checkpoint.newest(tmp_path)
     assert found is not None and found.path.name == "iter_0000002"
     assert "iter_0000004" in capsys.readouterr().err
@@ -218,9 +208,9 @@ def test_another_text_in_documents_of_the_same_lengths_is_refused(tmp_path: Path
     write_corpus(prefix, byte_documents(60), vocab_size)
     if vocab_size is None:
         prefix.with_name(prefix.name + ".json").unlink(missing_ok=True)
-    plan = make_plan(settings_of(config), "tiny")
+    plan = plan_of(config)
     manifest = save(open_session(plan, ALONE), tmp_path / "run")
-    check_fits(manifest, make_plan(settings_of(config), "tiny"))
+    check_fits(manifest, plan_of(config))
     shutil.copytree(prefix.parent, tmp_path / "elsewhere")
     moved = Samples(Corpus.open(tmp_path / "elsewhere" / prefix.name), range(54), 8)
     check_fits(manifest, replace(plan, data=plan.data._replace(train=Blend([moved], [1]))))
@@ -228,4 +218,4 @@ def test_another_text_in_documents_of_the_same_lengths_is_refused(tmp_path: Path
     documents[7][3] ^= 1
     write_corpus(prefix, documents, vocab_size)
     with pytest.raises(CheckpointError, match="iter_0000002"):
-        check_fits(manifest, make_plan(settings_of(config), "tiny"))
+        check_fits(manifest, plan_of(config))

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from transformers import GPT2LMHeadModel
 
 from common.files import read_rows
@@ -46,11 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GPT2LMHeadMod
 def finetuned(folder: Path, start: Path, **sections: Any) -> Path:
     """A configuration whose model starts from `start`, with 16 of its 24 positions."""
     sections = {"train": TRAIN, **sections, "model": {"dropout": 0.0, **sections.get("model", {})}}
-    config = make_run(folder, **sections)
-    raw = yaml.safe_load(config.read_text())
-    raw["models"]["tiny"]["finetune"] = str(start)
-    config.write_text(yaml.safe_dump(raw))
-    return config
+    return make_run(folder, finetune=str(start), **sections)
 
 
 def assert_first_loss(config: Path, model: GPT2LMHeadModel) -> None:

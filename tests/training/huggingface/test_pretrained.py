@@ -3,32 +3,21 @@
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from common.errors import CheckpointError
 from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
-from tests.convert.helpers import write_pretrained
 from tests.training.reference import random_gpt2
 from training.huggingface.pretrained import convert_tensors
-from training.huggingface.tokenizer import read_tokenizer
-from training.model import GPT2
+from training.huggingface.tokenizer import read_tokenizer, write_tokenizer
+from training.tensors import all_names
 
 SMALL = ModelSettings(n_layer=2, n_head=3, n_embd=24, seq_len=20, vocab_size=101, dropout=0.2)
 
 
-def random_weights(settings: ModelSettings) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    return {
-        name: torch.empty(parameter.shape).normal_(0, 0.3, generator=generator)
-        for name, parameter in GPT2(settings).named_parameters()
-    }
-
-
 def test_the_folders_tokenizer_is_gpt2s_from_each_of_its_files(tmp_path: Path) -> None:
-    settings = ModelSettings(n_layer=1, n_head=1, n_embd=2, seq_len=8)
-    write_pretrained(tmp_path, random_weights(settings), settings, Tokenizer())
+    write_tokenizer(tmp_path, Tokenizer(), 8)
     text = "Naïve café — 3.14"
     expected = Tokenizer().encode(text).tolist()
     for _ in range(2):
@@ -43,7 +32,7 @@ def test_the_folders_tokenizer_is_gpt2s_from_each_of_its_files(tmp_path: Path) -
 def test_an_untied_head_or_a_tensor_of_another_shape_is_refused() -> None:
     sizes = SMALL.model_dump(include={"vocab_size", "n_embd", "n_layer", "n_head"})
     theirs = random_gpt2(n_positions=SMALL.seq_len, **sizes).state_dict()
-    assert dict(convert_tensors(theirs, SMALL)).keys() == random_weights(SMALL).keys()
+    assert dict(convert_tensors(theirs, SMALL)).keys() == set(all_names(SMALL.n_layer))
     with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
         dict(convert_tensors({**theirs, "lm_head.weight": theirs["transformer.wte.weight"] + 1}, SMALL))
     name = "transformer.h.1.attn.c_attn.weight"

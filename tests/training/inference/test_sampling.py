@@ -37,6 +37,7 @@ def test_tokens_are_drawn_by_their_probabilities() -> None:
     assert [seen[token] / 3000 for token in range(4)] == pytest.approx([0.1, 0.5, 0.15, 0.25], abs=FIVE_DEVIATIONS)
     sharp = draws(3000, temperature=0.5, top_k=0)
     assert sharp[1] / 3000 == pytest.approx(0.25 / (0.01 + 0.25 + 0.0225 + 0.0625), abs=FIVE_DEVIATIONS)
+    assert set(draws(20, torch.zeros(2), temperature=1, top_k=0, top_p=0.5)) == {0}, "top_p is reached exactly"
 
 
 @pytest.mark.parametrize(
@@ -52,10 +53,6 @@ def test_tokens_are_drawn_by_their_probabilities() -> None:
 )
 def test_only_the_most_likely_tokens_are_drawn(options: dict[str, Any], drawn: set[int]) -> None:
     assert set(draws(**options)) == drawn
-
-
-def test_tokens_after_a_top_p_that_is_reached_exactly_are_not_drawn() -> None:
-    assert set(draws(20, torch.zeros(2), temperature=1, top_k=0, top_p=0.5)) == {0}
 
 
 def test_a_text_ends_at_end_of_text_and_prompts_keep_their_order_over_several_batches() -> None:

@@ -1,6 +1,7 @@
 """Every kernel test runs the same source on the CPU, through csrc/host.h, and on a GPU where there is one."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,21 @@ import torch
 
 from common.errors import KernelError
 from training.kernels import library
-from training.kernels.build import FOLDER_VARIABLE, Compiler, build, host_compiler, nvcc
+from training.kernels.build import FOLDER_VARIABLE, Compiler, build, nvcc
 
 CACHE = Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir()) / f"urls-to-gpt2-tests-{os.getuid()}")
 """Where the next session finds the libraries."""
+
+
+HOST_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas")
+
+
+def host_compiler() -> Compiler:
+    """g++, for a library that runs the kernels on the CPU."""
+    path = shutil.which("g++")
+    if path is None:
+        raise KernelError("no g++ on $PATH")
+    return Compiler(path, HOST_FLAGS, "host")
 
 
 def built(find_compiler: Callable[[], Compiler]) -> Path:

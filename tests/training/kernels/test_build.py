@@ -40,12 +40,12 @@ def test_a_library_is_built_once_for_its_sources_and_architectures(tmp_path: Pat
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc/other.cu").write_text("// nothing")
     monkeypatch.setattr(building, "SOURCES", tmp_path / "csrc")
-    building._source_key.cache_clear()
+    building._stem.cache_clear()
     try:
         assert find_libraries(90) == []
         assert build(nvcc(90)) != library
     finally:
-        building._source_key.cache_clear()
+        building._stem.cache_clear()
 
 
 def test_of_two_processes_one_builds_and_a_killed_one_blocks_nobody(tmp_path: Path, monkeypatch: Patch) -> None:

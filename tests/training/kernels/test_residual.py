@@ -9,21 +9,9 @@ from torch import Tensor
 
 from tests.numerics import assert_close
 from tests.training.kernels.conftest import run_backwards
-from tests.training.kernels.helpers import (
-    DTYPES,
-    assert_margins_untouched,
-    draw,
-    offsets,
-    place,
-    some_examples,
-)
-from training.kernels.residual import (
-    add_dropout_norm,
-    dropout_mask,
-    philox,
-    reference_add_dropout,
-    reference_add_dropout_norm,
-)
+from tests.training.kernels.helpers import DTYPES, assert_margins_untouched, draw, offsets, place, some_examples
+from training.kernels import library
+from training.kernels.residual import add_dropout_norm, dropout_mask, philox, reference_add_dropout
 
 # counter, key, result: the known answers of Random123 (Salmon et al. 2011), file kat_vectors, philox4x32 10
 KNOWN = (
@@ -90,22 +78,20 @@ def test_with_one_output_used_gradients_are_the_references(device: torch.device)
     weight, norm_bias = draw(16, seed=4).to(device), draw(16, seed=5).to(device)
     for used, p in ((0, 0.3), (1, 0.0), (1, 0.3)):
         gradients = []
-        for operation in (add_dropout_norm, reference_add_dropout_norm):
+        for kernels in (library.KERNELS, ()):
             leaves = [tensor.clone().requires_grad_() for tensor in (x, branch, weight, norm_bias)]
-            found = operation(leaves[0], leaves[1], p, SEED.to(device), leaves[2], leaves[3], EPS)
+            with library.using(kernels):
+                found = add_dropout_norm(leaves[0], leaves[1], p, SEED.to(device), leaves[2], leaves[3], EPS)
             grads = torch.autograd.grad(found[used], leaves, slope, allow_unused=True)
             gradients.append([torch.zeros(()) if grad is None else grad for grad in grads])
         for mine, expected in zip(*gradients, strict=True):
             assert_close(mine + torch.zeros_like(expected), expected + torch.zeros_like(mine), terms=4 + 16)
 
 
-def test_the_known_answers_of_philox_are_found() -> None:
+def test_the_known_answers_of_philox_are_found_and_their_halves_are_the_draws_of_a_mask() -> None:
     for counter, key, expected in KNOWN:
         c0, c1, c2, c3, k0, k1 = (torch.tensor(int(word, 16)) for word in f"{counter} {key}".split())
         assert [f"{int(word):08x}" for word in philox((c0, c1, c2, c3), (k0, k1))] == expected.split()
-
-
-def test_the_draws_of_a_mask_are_the_halves_of_the_known_answer() -> None:
     draws = [int(half, 16) for word in KNOWN[0][2].split() for half in (word[4:], word[:4])]
     for p in (0.2, 0.5, 0.8):
         mask = dropout_mask(torch.Size([8]), p, torch.zeros(2, dtype=torch.int64))

@@ -1,12 +1,15 @@
 """Before the first step, every node is checked, and a bad one is named."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.training.helpers import launch, make_run
+from tests.training.helpers import launch, make_run, settings_of
+from training.launch import preflight
 from training.launch.preflight import Report, find_error, find_warnings
+from training.launch.rank import read_launch
 
 GB = 10**9
 
@@ -46,6 +49,17 @@ def test_a_disk_without_space_for_a_checkpoint_is_an_error_that_names_a_node() -
     assert find_error(reports, Path("run"), 2 * GB) == ""
 
 
+def preflight_with_a_fault(argv: list[str]) -> int:
+    """One process of a job whose ranks are a node each: the last one has too many threads, or a full disk."""
+    config, fault = argv
+    launch = read_launch()
+    os.environ["SLURMD_NODENAME"] = f"node{launch.rank + 1}"
+    if launch.rank == launch.world_size - 1:
+        changed = {"threads": 10**9} if fault == "odd" else {"disk_free": 0}
+        preflight._inspect = lambda *seen, real=preflight._inspect: replace(real(*seen), **changed)  # type: ignore
+    return preflight.run_preflight(settings_of(Path(config)), "tiny")
+
+
 @pytest.mark.parametrize(
     ("fault", "codes", "begins", "says"),
     [
@@ -58,7 +72,7 @@ def test_the_ranks_of_a_job_find_the_bad_node(
 ) -> None:
     config = make_run(tmp_path, parallel={"data": 2})
     folder = tmp_path / "models/tiny"
-    results = launch(2, "tests.training.preflight_worker", config, fault)
+    results = launch(2, preflight_with_a_fault, config, fault)
     assert [result.returncode for result in results] == codes, results
     error = results[0].stderr
     assert error.startswith(begins) and says.format(folder=folder) in error and error.count("\n") == 1

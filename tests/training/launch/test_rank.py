@@ -1,10 +1,6 @@
 """A process reads its rank and its job from the environment of any launcher."""
 
-import pytest
-
-from common.errors import ConfigError
-from common.settings import ParallelSettings
-from training.launch.rank import Launch, check_layout, read_launch
+from training.launch.rank import Launch, read_launch
 
 SLURM = {
     "SLURM_JOB_ID": "77",
@@ -24,12 +20,6 @@ LOCAL = {
     "SUBMITIT_LOCAL_GLOBALID": "1",
     "SUBMITIT_LOCAL_LOCALID": "1",
 }
-
-
-def test_a_job_of_the_wrong_size_names_the_model_and_both_numbers() -> None:
-    check_layout(read_launch(LOCAL), ParallelSettings(tensor=2), "big")
-    with pytest.raises(ConfigError, match=r"models\.big\.parallel.* 8 .* 1 "):
-        check_layout(read_launch({}), ParallelSettings(data=2, tensor=4), "big")
 
 
 def test_a_process_knows_its_rank_in_a_job_of_any_launcher_and_what_was_started_inside_an_allocation_wins() -> None:

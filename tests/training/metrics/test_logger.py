@@ -1,4 +1,4 @@
-"""Reports: means over the steps taken, memory once, the slowest parts."""
+"""Reports: means over the steps taken, memory once, the slowest parts; curves survive kills and resumes."""
 
 from math import inf, nan
 from pathlib import Path
@@ -8,8 +8,11 @@ import orjson
 import pytest
 
 from common.files import read_rows
-from tests.training.helpers import Capsys, Session, make_session
+from tests.training.helpers import Capsys, Patch, Session, make_session
 from training.checkpoint import Progress
+from training.metrics import logger
+from training.metrics.curves import VALID_COLUMNS, Curve
+from training.metrics.device import PARTS
 from training.metrics.logger import MetricsLogger
 
 
@@ -24,21 +27,26 @@ def logger_of(session: Session, folder: Path, iteration: int = 0, state: dict[st
     return MetricsLogger(folder, session.experiment, session.world, session.timers, progress=progress)
 
 
-def test_a_report_covers_the_steps_that_were_taken(session: Session, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_report_covers_the_steps_that_were_taken_and_shows_the_slowest_and_fullest_rank(
+    session: Session, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
+) -> None:
+    another = ([0.0] * len(PARTS) + [0.0625], {"resident": 1.0, "max resident": 1e6})  # seconds, MB
+    monkeypatch.setattr(logger, "all_gather", lambda mine: [mine, another])
     # the fourth is a spike that was left out
     steps = [(4.0, 1.5, True), (nan, nan, False), (2.0, 0.5, True), (9.0, 7.0, False), (3.0, inf, False)]
-    with logger_of(session, tmp_path / "run") as logger:
+    with logger_of(session, tmp_path / "run") as log:
         for step in steps:
             with session.timers("forward-backward"):
                 pass
-            logger.record_step(*step, 1e-3, 0.25)
-        logger.report(5, 40, 1.0)
-        logger.record_step(inf, inf, False, 1e-3, 0.0)
-        logger.report(6, 48, 1.0)
+            log.record_step(*step, 1e-3, 0.25)
+        log.report(5, 40, 1.0)
+        log.record_step(inf, inf, False, 1e-3, 0.0)
+        log.report(6, 48, 1.0)
     first, second = read_rows(tmp_path / "run" / "train.csv")
     assert (first["lm_loss"], first["grad_norm"], first["skipped"], first["non_finite"]) == ("3.0", "0.5", "3", "2")
     assert (second["lm_loss"], second["skipped"], second["non_finite"]) == ("", "1", "1")
-    assert float(first["data_wait_ms"]) == 250
+    assert [float(row["data_wait_ms"]) for row in (first, second)] == [250, 62.5]
+    assert float(first["memory_mb"]) == 1e6
     # parameters without positions, 2 layers of width 32 over 16 tokens
     per_token = 6 * (34208 - 16 * 32) + 12 * 2 * 32 * 16
     assert float(first["tflops"]) == pytest.approx(per_token * float(first["tokens_per_second"]) / 1e12, rel=1e-3)
@@ -48,7 +56,7 @@ def test_a_report_covers_the_steps_that_were_taken(session: Session, tmp_path: P
     assert line.startswith("iteration        5/") and later.startswith("iteration        6/")
     assert times.startswith("time (ms) | forward-backward: 0.0") and times.endswith("| batch generator: 250.00")
     assert "forward:" not in times  # what was not timed, as with a pipeline, is not there
-    assert memory.startswith("[Rank 0] (after 5 iterations) memory (MB) | resident: ")  # the first time only
+    assert memory.startswith("[Rank 1] (after 5 iterations) memory (MB) | resident: ")  # the first time only
     assert last.startswith("time (ms)")
 
 
@@ -57,18 +65,34 @@ def test_the_first_row_after_a_resume_includes_the_steps_before_it(session: Sess
     rows = []
     for cut in (0, 1, 2, 4):
         folder = tmp_path / f"run {cut}"
-        with logger_of(session, folder) as logger:
+        with logger_of(session, folder) as log:
             for step in steps[:cut]:
-                logger.record_step(*step, 1e-3, 0.0)
-            kept = logger.state()
+                log.record_step(*step, 1e-3, 0.0)
+            kept = log.state()
             state = orjson.loads(orjson.dumps(kept))  # as a manifest holds it
-            logger.record_step(9.0, 1.0, True, 1e-3, 0.0)
+            log.record_step(9.0, 1.0, True, 1e-3, 0.0)
             assert orjson.loads(orjson.dumps(kept)) == state  # train.async_save: training continues
-        with logger_of(session, folder, cut, state) as logger:
+        with logger_of(session, folder, cut, state) as log:
             for step in [*steps[cut:], (1.9, 0.25, True)]:
-                logger.record_step(*step, 1e-3, 0.0)
-            logger.report(5, 40, 1.0)
-            assert logger.state() == {}
+                log.record_step(*step, 1e-3, 0.0)
+            log.report(5, 40, 1.0)
+            assert log.state() == {}
         (row,) = read_rows(folder / "train.csv")
         rows.append([row[column] for column in ("lm_loss", "grad_norm", "skipped", "non_finite")])
     assert rows == [rows[0]] * 4 and rows[0][1:] == ["0.25", "2", "1"]
+
+
+def row(iteration: int) -> dict[str, float]:
+    return {"iteration": iteration, "consumed_samples": iteration * 8, "loss": 1 / iteration, "perplexity": 2.0}
+
+
+def test_a_resumed_run_drops_the_rows_it_will_repeat_and_one_truncated_by_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "valid.csv"
+    curve = Curve(path, VALID_COLUMNS, 0)
+    for iteration in (10, 20, 30):
+        curve.append(row(iteration))
+    Curve(path, VALID_COLUMNS, 20).append(row(25))
+    path.write_text(path.read_text() + "30,16")
+    Curve(path, VALID_COLUMNS, 25).append(row(40))
+    assert [entry["iteration"] for entry in read_rows(path)] == ["10", "20", "25", "40"]
+    assert float(read_rows(path)[2]["loss"]) == 1 / 25  # written with every digit

@@ -25,77 +25,75 @@ def where() -> str:
 
 
 def test_non_finite_steps_can_be_skipped_but_not_ten_in_a_row() -> None:
-    judge = guard(non_finite="skip")
+    judged = guard(non_finite="skip")
     for _ in range(2):
         for _ in range(9):
-            assert not judge.record_step(math.nan, 1.0).taken
-            judge.check(1, where)
-        assert judge.record_step(3.0, 1.0).taken
+            assert not judged.judge(math.nan, 1.0)
+            judged.check(1, where)
+        assert judged.judge(3.0, 1.0)
     for _ in range(10):
-        judge.check(1, where)
-        judge.record_step(2.0, math.inf)
+        judged.check(1, where)
+        judged.judge(2.0, math.inf)
     with pytest.raises(TrainingError, match="10th"):
-        judge.check(1, where)
+        judged.check(1, where)
 
 
 @pytest.mark.parametrize(("reaction", "taken"), [("warn", True), ("skip", False), ("stop", False)])
 def test_a_loss_far_above_the_mean_of_the_last_hundred_is_a_spike(reaction: str, taken: bool) -> None:
-    judge = guard(spike=0.5, spike_reaction=reaction)
-    assert judge.record_step(90.0, 1.0).taken  # the oldest of 101 no longer counts
+    judged = guard(spike=0.5, spike_reaction=reaction)
+    assert judged.judge(90.0, 1.0)  # the oldest of 101 no longer counts
     for _ in range(100):
-        assert judge.record_step(3.0, 1.0).taken
-    assert judge.accepts(3.5, 1.0) and judge.record_step(3.5, 1.0).taken and not judge.spike  # exactly at the limit
-    assert judge.accepts(3.51, 1.0) is taken
-    assert judge.record_step(3.51, 1.0).taken is taken
-    assert "3.5100 is 0.5050 nats above" in judge.spike
+        assert judged.judge(3.0, 1.0)
+    assert judged.judge(3.5, 1.0) and not judged.spike  # exactly at the limit
+    assert judged.judge(3.51, 1.0) is taken
+    assert "3.5100 is 0.5050 nats above" in judged.spike
     if reaction == "stop":
         with pytest.raises(TrainingError, match="iteration 102") as raised:
-            judge.check(102, where)
+            judged.check(102, where)
         assert "h.3" not in str(raised.value)
     else:
-        judge.check(102, where)
-    assert judge.record_step(3.0, 1.0).taken and not judge.spike
+        judged.check(102, where)
+    assert judged.judge(3.0, 1.0) and not judged.spike
 
 
 def test_no_loss_is_a_spike_before_there_is_a_mean_or_when_it_is_switched_off() -> None:
     early, off = guard(spike=0.5, spike_reaction="skip"), guard(spike=0, spike_reaction="skip")
-    assert all(early.record_step(loss, 1.0).taken for loss in [3.0] * 99 + [100.0])
-    assert all(off.record_step(loss, 1.0).taken for loss in [3.0] * 200 + [100.0])
+    assert all(early.judge(loss, 1.0) for loss in [3.0] * 99 + [100.0])
+    assert all(off.judge(loss, 1.0) for loss in [3.0] * 200 + [100.0])
 
 
 def test_float16_skips_overflows_and_stops_at_the_tenth_in_a_row_with_the_scale_at_its_floor() -> None:
-    judge = guard("float16")
+    judged = guard("float16")
     scales = []
     for _ in range(4):
-        scales.append(judge.scale)
-        assert not judge.problem(math.inf, math.nan)
-        assert not judge.record_step(math.inf, math.nan).taken
-    assert scales == [8, 8, 4, 2] and judge.scale == 1  # two overflows before the first halving
+        scales.append(judged.scale)
+        assert not judged.judge(math.inf, math.nan) and not judged.problem
+    assert scales == [8, 8, 4, 2] and judged.scale == 1  # two overflows before the first halving
     for _ in range(3):
         for _ in range(9):
-            judge.record_step(math.inf, 1.0)
-            judge.check(1, where)
-        assert judge.record_step(2.0, 1.0).taken  # restarts the count
+            judged.judge(math.inf, 1.0)
+            judged.check(1, where)
+        assert judged.judge(2.0, 1.0)  # restarts the count
     for overflow in range(1, 11):
-        judge.check(1, where)
-        assert bool(judge.problem(math.inf, 1.0)) is (overflow == 10)  # it stops the run
-        judge.record_step(math.inf, 1.0)
+        judged.check(1, where)
+        judged.judge(math.inf, 1.0)
+        assert bool(judged.problem) is (overflow == 10)  # it stops the run
     with pytest.raises(TrainingError, match="10 overflows"):
-        judge.check(1, where)
+        judged.check(1, where)
 
 
 def test_the_scale_doubles_after_a_clean_window_and_the_hysteresis_restarts() -> None:
-    judge = guard("float16")
-    judge.record_step(math.inf, 1.0)
+    judged = guard("float16")
+    judged.judge(math.inf, 1.0)
     seen = []
     for _ in range(7):
-        judge.record_step(2.0, 1.0)
-        seen.append(judge.scale)
+        judged.judge(2.0, 1.0)
+        seen.append(judged.scale)
     assert seen == [8, 8, 16, 16, 16, 32, 32]
-    judge.record_step(math.inf, 1.0)
-    assert judge.scale == 32
-    judge.record_step(math.inf, 1.0)
-    assert judge.scale == 16
+    judged.judge(math.inf, 1.0)
+    assert judged.scale == 32
+    judged.judge(math.inf, 1.0)
+    assert judged.scale == 16
 
 
 def test_a_resumed_run_judges_like_one_that_was_never_stopped() -> None:
@@ -104,11 +102,10 @@ def test_a_resumed_run_judges_like_one_that_was_never_stopped() -> None:
     resumed = guard("float16", spike=0.5, spike_reaction="skip")
     refused = 0
     for loss in losses:
-        expected = straight.record_step(loss, 1.0).taken
+        expected = straight.judge(loss, 1.0)
         state = json.loads(json.dumps(resumed.state()))
         resumed = guard("float16", state, spike=0.5, spike_reaction="skip")
-        assert resumed.accepts(loss, 1.0) is expected
-        assert resumed.record_step(loss, 1.0).taken is expected
+        assert resumed.judge(loss, 1.0) is expected
         assert resumed.state() == straight.state()
         refused += not expected
     assert refused == 3

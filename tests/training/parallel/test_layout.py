@@ -1,17 +1,26 @@
 """Layouts beyond test_parity.py: masked losses, dropout."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.helpers import ALONE, launch_ok, make_run
-from tests.training.worker import steps
+from tests.training.helpers import make_run, on_ranks, open_session, plan_of, train_steps
+from training.launch.process_group import World
+from training.step import validate
 
 # float32 sums in another order: 1e-7 a step, which the optimiser amplifies; a wrong split is off by 1e-2 and more
 TOLERANCE = 1e-4
+
+
+def steps(world: World, config: Path) -> dict[str, Any]:
+    """Train to the last iteration: losses, gradient norms, validation loss."""
+    plan = plan_of(config)
+    session = open_session(plan, world)
+    found = train_steps(session, plan.experiment.train.iterations)
+    valid = validate(session, plan.data.valid, 7)  # samples: no multiple of a batch of 2 over any number of ranks
+    return {"loss": [step.loss for step in found], "norm": [step.grad_norm for step in found], "valid": valid}
 
 
 def run_layouts(folder: Path, parallel: dict[str, Any], *runs: dict[str, Any], dropout: float = 0.0) -> list[Any]:
@@ -21,12 +30,7 @@ def run_layouts(folder: Path, parallel: dict[str, Any], *runs: dict[str, Any], d
         make_run(folder / str(number), model=model, parallel=parallel, train=train) for number, train in enumerate(runs)
     ]
     size = math.prod(parallel.get(axis, 1) for axis in ("data", "tensor", "pipeline"))
-    if size == 1:
-        return [[steps(config, ALONE)] for config in configs]
-    launch_ok(size, "tests.training.worker", *configs)
-    return [
-        [json.loads(config.with_name(f"seen.{rank}.json").read_text()) for rank in range(size)] for config in configs
-    ]
+    return [on_ranks(size, steps, config) for config in configs]
 
 
 @pytest.mark.parametrize(

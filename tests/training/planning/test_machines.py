@@ -1,10 +1,12 @@
 """The kinds of GPUs: what is known of each, how a device is recognised, and the machines that are planned for."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from training.planning.machines import GIB, gpu_of_device, known_gpus, machine, this_gpu
+from training.planning import machines
+from training.planning.machines import GIB, available_memory, gpu_of_device, known_gpus, machine, this_gpu
 
 NAMES = {  # names that drivers give, which look like each other
     "NVIDIA H200": "h200",
@@ -37,3 +39,23 @@ def test_a_machine_has_its_kinds_memory_and_usual_node() -> None:
     assert machine("h100", {}, 4).per_node == 4
     seen = this_gpu("NVIDIA H100 80GB HBM3", 60 * GIB, {}, 8)
     assert (seen.name, seen.memory, seen.peak_flops("float32")) == ("h100", 60 * GIB, 67e12)
+    unknown = this_gpu("NVIDIA H100 MIG 3g.40gb", 39 * GIB, {}, 2)
+    assert (unknown.timed, unknown.memory, unknown.per_node) == (False, 39 * GIB, 2)
+
+
+def test_memory_is_what_control_groups_and_slurm_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "memory/c").mkdir(parents=True)
+    own = tmp_path / "own"
+    own.write_text("5:cpu:/x\n4:memory:/c/gone\n0::/a/b\n")
+    (tmp_path / "a/b/memory.max").write_text("max\n")
+    (tmp_path / "a/memory.max").write_text("7000\n")
+    (tmp_path / "memory/c/memory.limit_in_bytes").write_text("5000\n")
+    assert sorted(machines._cgroup_limits(tmp_path, own)) == [5000, 7000]
+    monkeypatch.setattr(machines, "_cgroup_limits", lambda: [2**62])
+    whole = available_memory({})
+    job = {"SLURM_JOB_ID": "1"}
+    assert whole > GIB and available_memory({"SLURM_MEM_PER_NODE": "5"}) == whole, "no job"
+    assert available_memory({**job, "SLURM_MEM_PER_NODE": "5"}) == 5 << 20
+    assert available_memory({**job, "SLURM_MEM_PER_NODE": "0"}) == whole
+    assert available_memory({**job, "SLURM_MEM_PER_CPU": "5", "SLURM_CPUS_ON_NODE": "4"}) == 20 << 20

@@ -4,21 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from common.errors import ToolkitError
 from corpus.index import IndexWriter, Meta
-from tests.training.helpers import byte_documents, make_run, settings_of, write_corpus
+from tests.training.helpers import byte_documents, settings_of, write_config, write_corpus
 from training.planning.run import Plan, make_plan
 
 
 def blended(folder: Path, *data: tuple[str, float], **train: object) -> Plan:
     """The plan of a model that is trained on these of a folder's corpora."""
-    config = make_run(folder, train=train)
-    raw = yaml.safe_load(config.read_text())
-    raw["models"]["tiny"]["data"] = [{"prefix": str(folder / name), "weight": weight} for name, weight in data]
-    config.write_text(yaml.safe_dump(raw))
-    return make_plan(settings_of(config), "tiny")
+    listed = [{"prefix": str(folder / name), "weight": weight} for name, weight in data]
+    return make_plan(settings_of(write_config(folder, {}, {}, train, data=listed)), "tiny")
 
 
 @pytest.fixture

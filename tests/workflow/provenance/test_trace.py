@@ -155,19 +155,6 @@ def test_the_command_answers_for_urls_domains_ids_and_iterations(model: Path, tm
             main(["--model", str(model), *wrong])
 
 
-def test_a_run_from_before_starts_csv_told_samples_is_traced_by_its_curve(model: Path) -> None:
-    expected = [list(Trace(model).step(iteration)) for iteration in range(1, TRAINED + 1)]
-    write_text(model / "starts.csv", f"iteration,time,processes\n0,1,1\n{CHANGE},2,1\n")
-    rows = "".join(f"{iteration},{CONSUMED[iteration]}\n" for iteration in range(1, TRAINED + 1))
-    write_text(model / "train.csv", "iteration,consumed_samples\n" + rows)
-    assert [list(Trace(model).step(iteration)) for iteration in range(1, TRAINED + 1)] == expected
-    write_text(
-        model / "train.csv", f"iteration,consumed_samples\n4,16\n7,{CONSUMED[7] + 1}\n{TRAINED},{CONSUMED[-1]}\n"
-    )
-    with pytest.raises(InputError, match="the batch size changed between iterations 4 and 7"):
-        list(Trace(model).step(6))
-
-
 def test_data_that_were_made_again_are_refused_and_moved_data_are_named(model: Path, tmp_path: Path) -> None:
     expected = list(Trace(model).step(9))
     for corpus in range(len(Trace(model).prefixes)):

@@ -1,0 +1,163 @@
+"""The configuration sections of where text comes from: URL lists, the web and existing files."""
+
+import codecs
+import re
+from glob import escape
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from common.files import find_inputs
+from common.settings.section import Name, PositiveFloat, PositiveInt, Section
+
+_ROBOT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"  # a name in robots.txt
+WARC_NAME = re.compile(r"\.(warc|wet)(\.|$)")
+"""In the names of WARC files, WET files included."""
+
+
+class BlacklistSettings(Section):
+    """URL rules (`python -m corpus.blacklist`)."""
+
+    min_length: PositiveInt = 9
+    """Minimum length of a URL, in characters; OpenWebText's recipe drops those of 8 and fewer."""
+    allow_private_hosts: bool = False
+    """Keep URLs of loopback, private and link-local addresses, *.local and *.internal."""
+    extra_domains: list[str] = []
+    """Domains to drop, too: a host with its subdomains (`blog.example.com`), or a name under any suffix (`example`)."""
+    domain_lists: list[Path] = []
+    """Files with more domains to drop; hosts files and Adblock lists work, too (syntax: docs/scrape.md)."""
+    extra_suffixes: list[str] = []
+    """Host name suffixes to drop, public suffixes included: `gov.au` drops itself and everything below it."""
+    extra_patterns: list[str] = []
+    """Python regular expressions; a URL that one of them matches anywhere is dropped. `(?i)` ignores case."""
+    extra_extensions: list[Annotated[str, Field(pattern=r"^\.[^./]+$")]] = []
+    """File extensions to drop in addition to the built-in list, with their dot."""
+    min_score: int = 3
+    """Pushshift dumps: skip submissions with a lower score (OpenWebText's rule)."""
+    over_18: bool = False
+    """Pushshift dumps: keep submissions marked over_18."""
+    self_posts: bool = False
+    """Pushshift dumps: keep self posts (is_self), which link to themselves."""
+
+    @field_validator("extra_patterns")
+    @classmethod
+    def _patterns_compile(cls, patterns: list[str]) -> list[str]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        return patterns
+
+
+class ScrapeSettings(Section):
+    """Fetching and extraction (`python -m corpus.scrape`)."""
+
+    user_agent: str = "urls-to-gpt2/0.1"
+    """User-Agent header, followed by the contact in parentheses."""
+    robot_name: Annotated[str, Field(pattern=rf"^({_ROBOT})?$")] = ""
+    """Name of this robot in robots.txt; empty: what user_agent begins with, such as `MyBot` in `MyBot/1.0`."""
+    contact: Name = ""
+    """Mail address or web page for site owners; required to scrape public hosts."""
+    resolve: dict[str, str] = {}
+    """Addresses to connect to with plain HTTP instead of asking DNS: `host: ip:port`, or `"*": ip:port` for every host.
+    Private addresses are allowed for these hosts only. For tests, mirrors and the demo."""
+    concurrency: PositiveInt = 256
+    """Maximum number of concurrent requests, over all hosts."""
+    host_delay: Annotated[float, Field(ge=0)] = 1.0
+    """Seconds between two requests to the same host; a longer Crawl-delay in robots.txt wins."""
+    obey_robots: bool = True
+    """Fetch and obey robots.txt."""
+    opt_outs: Literal["ignore", "obey"] = "ignore"
+    """`obey` drops pages that opt out by X-Robots-Tag, meta robots or the TDM Reservation Protocol, which takes
+    one more request per host; `ignore` reads none of these."""
+    opt_out_directives: list[Annotated[str, Field(pattern=r"^[a-z][a-z_-]*$")]] = ["noai", "noimageai"]
+    """Robots directives that count as an opt-out. `noindex`, which is meant for search engines, can be added."""
+    connect_timeout: PositiveFloat = 10.0
+    """Maximum seconds to connect."""
+    read_timeout: PositiveFloat = 15.0
+    """Maximum seconds without data from a server."""
+    page_timeout: PositiveFloat = 60.0
+    """Maximum seconds for one attempt at a page."""
+    max_bytes: PositiveInt = 10 * 1024 * 1024
+    """Maximum size of a decoded body, in bytes; larger pages are dropped."""
+    max_redirects: Annotated[int, Field(ge=0)] = 5
+    """Maximum number of redirects per page; every target must pass the URL rules."""
+    retries: Annotated[int, Field(ge=0)] = 3
+    """Retries per page after 429, 5xx and connection errors."""
+    retry_delay: PositiveFloat = 1.0
+    """Seconds before the first retry; doubles for each further one. A longer Retry-After wins."""
+    host_failures: PositiveInt = 10
+    """Consecutive pages that fail by their host's fault before its other URLs are given up."""
+    extractors: Annotated[list[Literal["trafilatura", "newspaper3k", "resiliparse"]], Field(min_length=1)] = [
+        "trafilatura"
+    ]
+    """HTML extractors, in order; the next one runs if one finds no text. `[newspaper3k]` is OpenWebText's recipe,
+    `[resiliparse]` the fast way."""
+    extract_timeout: PositiveFloat = 10.0
+    """Maximum seconds to extract one page; then its worker is killed."""
+    extract_memory_mb: Annotated[int, Field(ge=100)] = 1000
+    """Maximum memory to extract one page, in MiB, beyond the libraries' 100; larger pages are dropped."""
+    archive: bool = False
+    """Keep raw responses as WARC files beside the pages."""
+
+    @property
+    def robot_token(self) -> str:
+        """The robot's name in robots.txt (RFC 9309, section 2.2.1)."""
+        return self.robot_name or re.split(r"[\s/]", self.user_agent, maxsplit=1)[0]
+
+    @model_validator(mode="after")
+    def _robot_is_named(self) -> Self:
+        name = self.robot_token
+        if self.obey_robots and (not re.fullmatch(_ROBOT, name) or name == "Mozilla"):
+            raise ValueError(f"user_agent {self.user_agent!r} names no robot: use `MyBot/1.0`, or set robot_name")
+        if name.lower() not in self.user_agent.lower():  # RFC 9309: site owners find it in their logs
+            raise ValueError(f"robot_name {name!r} must be a part of user_agent {self.user_agent!r}")
+        return self
+
+
+class SourceSettings(Section):
+    """A source of existing text (`python -m corpus.ingest`)."""
+
+    path: str
+    """File, folder or glob. A dataset folder of Parquet or Arrow files stands for its train split if it has one, and
+    one of Common Crawl's lists of paths for the files that it lists, which must be there."""
+    glob: list[str] = []
+    """Patterns below the folder `path`, such as `**/*.md`: only the files that match one are read."""
+    format: Literal["auto", "jsonl", "text", "wikiextractor", "csv", "parquet", "arrow", "warc"] = "auto"
+    """Format of the files. auto: what content and name of each file say; a file where they differ is an error."""
+    encoding: str = "utf-8"
+    """Encoding of text, CSV and JSON lines, such as latin-1 or cp1252. A byte-order mark of UTF-16 is recognised."""
+    text_key: str = "text"
+    """Key of the JSON objects, or name of the column, that holds the text."""
+    skip_keys: list[str] = []
+    """Keys of the JSON objects, or columns, to leave out; the others travel with the document under `meta`."""
+    name: str = ""
+    """Written as `meta.source` into documents that have none; empty writes nothing."""
+
+    @field_validator("encoding")
+    @classmethod
+    def _encoding_is_known(cls, encoding: str) -> str:
+        try:
+            "".encode(encoding)
+        except LookupError:
+            raise ValueError(f"{encoding!r} is not an encoding that Python knows, such as latin-1 or utf-16") from None
+        return codecs.lookup(encoding).name.removesuffix("-sig")  # a mark is skipped anyway
+
+    @property
+    def patterns(self) -> list[str]:
+        """The paths and globs of the files, for `find_inputs`."""
+        return [f"{escape(self.path)}/{pattern}" for pattern in self.glob] or [self.path]
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that exist now."""
+        return [path for pattern in self.patterns for path in find_inputs(pattern, "sources")[0]]
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether some of its files may be WARC files, by format or name."""
+        return self.format == "warc" or (
+            self.format == "auto" and any(WARC_NAME.search(path.name) for path in self.files)
+        )
