@@ -26,7 +26,7 @@ import torch
 from torch.serialization import MAGIC_NUMBER, PROTOCOL_VERSION
 
 from common.errors import CheckpointError
-from convert.stored import StoredTensor
+from training.checkpoint.files import StoredTensor
 
 _CHUNK = 1 << 20  # bytes per read
 _DTYPES = {

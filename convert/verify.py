@@ -29,7 +29,7 @@ def check(path: Path, options: Options | None = None) -> Iterator[str]:
     from convert.assemble import check_parts
     from convert.sources.consistency import compare_replicas
     from convert.sources.find import open_source
-    from convert.stored import row_bands
+    from convert.sources.source import row_bands
     from convert.targets.huggingface import check_tokenizer, written_shapes
     from training.checkpoint.manifest import MANIFEST
     from training.huggingface.origin import check_files

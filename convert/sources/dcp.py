@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from io import BytesIO
+from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 from common.errors import CheckpointError
 from convert.pt import ForeignClassError, check_archive, damage_named, load_plain, load_record, once, part_of
 from convert.sources.source import Block, Sharded
-from convert.stored import StoredPieces, StoredTensor
+from training.checkpoint.files import StoredTensor
 
 Size = tuple[int, ...]
 # what files written by torch and megatron-core name; every class of it becomes a placeholder, and most are dropped
@@ -156,22 +157,16 @@ class Dcp:
         end: a tensor has the shape [parts along each dimension of the true shape, elements of a part].
         """
         *counts, size = stored_shape = self.shapes[key] or (0,)
-        chunks = [(offset, self._stored(key, offset, size)) for offset, size in self._tensors[key].parts]
-        part = () if shape is None else tuple(map(_share, shape, counts))
-        if shape is None or len(counts) != len(shape) or math.prod(part) != size:
-            return self.shapes[key], [Block(*chunk) for chunk in chunks]
+        chunks = [Block(offset, self._stored(key, offset, size)) for offset, size in self._tensors[key].parts]
+        part = tuple(map(_share, shape or (), counts))
+        if not shape or len(counts) != len(shape) or math.prod(part) != size:
+            return self.shapes[key], chunks
         flat: dict[tuple[int, ...], list[Block]] = {}
-        for (*at, start), stored in sorted(chunks, key=lambda chunk: chunk[0]):
-            if stored.stride is not None:
-                raise CheckpointError(f"{stored.path}: a flat part of tensor {key!r} is not contiguous")
-            pieces = flat.setdefault(tuple(at), [])
-            pieces.append(Block((start,), replace(stored, shape=(math.prod(stored.shape),))))
-        blocks = []
-        for at_part, pieces in flat.items():
-            whole = self._joined(key, stored_shape[-1:], pieces)
-            offset = tuple(index * length for index, length in zip(at_part, part, strict=True))
-            blocks.append(Block(offset, StoredPieces(part, tuple(block.tensor for block in whole.blocks))))
-        return shape, blocks
+        for (*at, start), stored in chunks:
+            piece = replace(stored, shape=(math.prod(stored.shape),))
+            flat.setdefault(tuple(map(mul, at, part)), []).append(Block((start,), piece))
+        parts = {offset: self._joined(key, stored_shape[-1:], pieces).view(part) for offset, pieces in flat.items()}
+        return shape, [block for offset, one in parts.items() for block in one.moved(offset)]
 
     def _stored(self, key: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> StoredTensor:
         stored, dtype = self._load(key, offset), self._tensors[key].dtype

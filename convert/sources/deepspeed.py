@@ -32,16 +32,16 @@ from convert.sources.consistency import (
 from convert.sources.huggingface import recorded_in
 from convert.sources.names import Name, module_of, translate
 from convert.sources.ranks import architecture, join_ranks, join_stages, qkv_order, tie_head
-from convert.sources.source import MOMENTS, Recorded, Sharded, Source
+from convert.sources.source import MOMENTS, Recorded, Sharded, Source, whole
 from convert.sources.zero import Partition, cut, number_in, read_partition
-from convert.stored import Stored, StoredTensor
+from training.checkpoint.files import StoredTensor
 from training.huggingface.config import CONFIG, read_raw_config
 from training.huggingface.tokenizer import read_tokenizer
 from training.tensors import leaf_of
 
 State = Mapping[str, Any]
 """The content of a model file."""
-Stages = Sequence[tuple[str, Sequence[Mapping[str, Stored]]]]
+Stages = Sequence[tuple[str, Sequence[Mapping[str, Sharded]]]]
 """Stages of a pipeline (or its modules): a name, and the tensors of each tensor rank by key."""
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<column>\d+)_)?mp_rank_(?P<row>\d+)_model_states\.pt")
 # before March 2021 without the underscore before optim
@@ -59,7 +59,7 @@ class _Save:
     models: Sequence[Sequence[State]]
     """The content of the model files; of one data rank below ZeRO 3."""
     partitions: Sequence[Sequence[Partition]]
-    layers: Mapping[int, Sequence[Mapping[str, Stored]]]
+    layers: Mapping[int, Sequence[Mapping[str, Sharded]]]
     """The tensors of the pipeline's modules: by number of the layer, then by tensor rank."""
     files: Sequence[Path]
     stage: int
@@ -218,9 +218,9 @@ def _param_shapes(state: State) -> list[dict[str, tuple[int, ...]]]:
     return [{key: tuple(shape) for key, shape in fields(group).items()} for group in state.get("param_shapes") or ()]
 
 
-def _tensors_in(tree: Any) -> Iterator[tuple[str, Stored]]:
+def _tensors_in(tree: Any) -> Iterator[tuple[str, Sharded]]:
     """The tensors of a state dict by key, those of nested dicts (Megatron's) by keys joined with dots."""
-    return ((key, value) for key, value in flatten(tree) if isinstance(value, StoredTensor))
+    return ((key, whole(value)) for key, value in flatten(tree) if isinstance(value, StoredTensor))
 
 
 def _model_weights(save: _Save) -> Stages:

@@ -10,7 +10,7 @@ import torch
 
 from common.errors import CheckpointError
 from convert.pt import Placeholder, fields, load_pt
-from convert.stored import StoredTensor
+from training.checkpoint.files import StoredTensor
 
 
 class Planted:

@@ -10,8 +10,8 @@ import torch
 from common.errors import CheckpointError
 from convert.sources.consistency import Replicas, compare_replicas
 from convert.sources.source import whole
-from convert.stored import StoredTensor
 from tests.convert.helpers import LoadedTensor, source_of
+from training.checkpoint.files import StoredTensor
 
 
 def with_copies(tensor: torch.Tensor, *copies: torch.Tensor) -> Replicas:
@@ -43,7 +43,7 @@ def test_every_bit_counts_and_what_is_not_finite_does_not_hide() -> None:
 
 
 def test_copies_are_read_by_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convert.stored._ELEMENTS", 8)
+    monkeypatch.setattr("convert.sources.source._ELEMENTS", 8)
     data = torch.randn(10, 4)
     (tmp_path / "data").write_bytes(data.numpy().tobytes())
     other = data.clone()

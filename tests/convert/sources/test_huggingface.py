@@ -17,10 +17,10 @@ from convert.assemble import assemble
 from convert.sources.find import open_source
 from convert.sources.huggingface import matches, open_folder
 from convert.sources.source import QKV, Source
-from convert.stored import StoredTensor
 from tests.convert.encoded import SMALL, assert_equal, truth
 from tests.convert.sources import checks
 from tests.convert.sources.checks import merged
+from training.checkpoint.files import StoredTensor
 from training.huggingface.origin import Origin, write_origin
 
 refused = partial(checks.refused, open_source)

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convert.assemble import assemble
-from convert.sources.source import Source
-from convert.stored import row_bands
+from convert.sources.source import Source, row_bands
 from tests.convert.encoded import truth
 from tests.convert.helpers import as_conv1d, in_blocks, in_other_blocks, source_of
 

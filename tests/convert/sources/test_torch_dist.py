@@ -14,7 +14,6 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from convert.arguments import Options
 from convert.sources.find import open_source
 from convert.sources.torch_dist import matches, open_folder
-from convert.stored import StoredTensor
 from tests.convert.encoded import SMALL, assert_equal, truth
 from tests.convert.sources import checks
 from tests.convert.sources.checks import merged
@@ -27,6 +26,7 @@ from tests.convert.sources.torch_dist_files import (
     write_folder,
 )
 from tests.training.checkpoint.planted import Touch, metadata_of, write_metadata
+from training.checkpoint.files import StoredTensor
 
 refused = partial(checks.refused, open_source)
 

@@ -1,5 +1,9 @@
 """The arithmetic of ZeRO's partitions."""
 
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +13,15 @@ from common.errors import CheckpointError
 from convert.sources.zero import cut_group, cut_stage3
 from tests.convert.deepspeed_files import partition
 from tests.convert.helpers import LoadedTensor
+from training.checkpoint.files import StoredTensor
+
+
+def in_file(file: IO[bytes], tensor: torch.Tensor) -> StoredTensor:
+    """The tensor at the end of a file."""
+    stored = StoredTensor(Path(file.name), file.tell(), tensor.dtype, tuple(tensor.shape))
+    file.write(tensor.numpy().tobytes())
+    file.flush()
+    return stored
 
 
 @given(
@@ -26,19 +39,21 @@ def test_partitioned_parameters_are_read_back(
         {f"{number}.{position}": tuple(tensor.shape) for position, tensor in enumerate(group)}
         for number, group in enumerate(tensors)
     ]
-    if stage == 3:
-        merged = {name: shape for names in shapes for name, shape in names.items()}
-        found = cut_stage3(merged, [[LoadedTensor(part[rank]) for part in parts] for rank in range(ranks)])
-    else:
-        found = {}
-        for names, part in zip(shapes, parts, strict=True):
-            found |= cut_group(names, [LoadedTensor(one) for one in part])
-    for number, group in enumerate(tensors):
-        for position, tensor in enumerate(group):
-            stored = found[f"{number}.{position}"]
-            assert torch.equal(stored.read(), tensor)
-            middle = len(tensor) // 2
-            assert torch.equal(stored.rows(middle, len(tensor)).read(), tensor[middle:])
+    with NamedTemporaryFile() as file:
+        stored = [[in_file(file, one) for one in part] for part in parts]
+        if stage == 3:
+            merged = {name: shape for names in shapes for name, shape in names.items()}
+            found = cut_stage3(merged, [[part[rank] for part in stored] for rank in range(ranks)])
+        else:
+            found = {}
+            for names, part in zip(shapes, stored, strict=True):
+                found |= cut_group(names, part)
+        for number, group in enumerate(tensors):
+            for position, tensor in enumerate(group):
+                whole = found[f"{number}.{position}"]
+                assert torch.equal(whole.read(), tensor)
+                middle = len(tensor) // 2
+                assert torch.equal(whole.rows(middle, len(tensor)).read(), tensor[middle:])
 
 
 @pytest.mark.parametrize("held", [10, 14])
