@@ -6,20 +6,21 @@ read as plain data and checked value by value.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
 from operator import mul
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from common.errors import CheckpointError
-from convert.pt import ForeignClassError, check_archive, damage_named, load_plain, load_record, once, part_of
+from convert.pt import ForeignClassError, check_archive, damage_named, load_archive, load_plain, once
 from convert.sources.source import Block, Sharded
 from training.checkpoint.files import StoredTensor
 
+T = TypeVar("T")
 Size = tuple[int, ...]
 # what files written by torch and megatron-core name; every class of it becomes a placeholder, and most are dropped
 _NAMES = (
@@ -64,25 +65,25 @@ def read_metadata(folder: Path) -> tuple[dict[str, DcpTensor], list[str], dict[t
             raise CheckpointError(
                 f"{path}: names {error}, which no such file contains; nothing was executed, do not trust it"
             ) from None
-        found = _table(plain.state_dict_metadata)
-        tensors = {_text(key): _tensor(value) for key, value in found.items() if hasattr(value, "chunks")}
+        found = _checked(plain.state_dict_metadata, dict)
+        tensors = {_checked(key, str): _tensor(value) for key, value in found.items() if hasattr(value, "chunks")}
         records = {
-            (_text(index.fqn), _size(getattr(index, "offset", None) or ())): _record(value)
-            for index, value in _table(plain.storage_data).items()
+            (_checked(index.fqn, str), _size(getattr(index, "offset", None) or ())): _record(value)
+            for index, value in _checked(plain.storage_data, dict).items()
         }
-        return tensors, [_text(key) for key in found if key not in tensors], records
+        return tensors, [_checked(key, str) for key in found if key not in tensors], records
 
 
 def _tensor(value: Any) -> DcpTensor:
-    dtype, shape = value.properties.state[0], _size(value.size)
+    dtype, shape = _checked(value.properties.state[0], torch.dtype), _size(value.size)
     parts = [(_size(chunk.offsets), _size(chunk.sizes)) for chunk in value.chunks]
-    if not isinstance(dtype, torch.dtype) or any(len(size) != len(shape) for part in parts for size in part):
-        raise ValueError("a tensor without a type, or with parts of other dimensions")
+    if any(len(size) != len(shape) for part in parts for size in part):
+        raise ValueError("a tensor with parts of other dimensions")
     return DcpTensor(dtype, shape, parts)
 
 
 def _record(value: Any) -> Record:
-    name = _text(value.relative_path)
+    name = _checked(value.relative_path, str)
     if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise ValueError(f"{name!r} is no file name")
     if transforms := getattr(value, "transform_descriptors", None):
@@ -90,15 +91,9 @@ def _record(value: Any) -> Record:
     return Record(name, _natural(value.offset), _natural(value.length))
 
 
-def _table(value: Any) -> Mapping[Any, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("not a table of tensors")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a name that is no text")
+def _checked(value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"a {type(value).__name__} where a {kind.__name__} is expected")
     return value
 
 
@@ -141,7 +136,7 @@ class Dcp:
         return [self._joined(key, shape[1:], blocks) for blocks in layers]
 
     def load_object(self, key: str) -> Any:
-        """An object that is no tensor, read by `load_record`."""
+        """An object that is no tensor, read by `load_archive`."""
         return self._load(key, ())
 
     def _joined(self, key: str, shape: tuple[int, ...], blocks: list[Block]) -> Sharded:
@@ -185,16 +180,13 @@ class Dcp:
             raise CheckpointError(f"{self.folder / '.metadata'}: the part of {key!r} at {list(offset)} is {where}")
         self.files.add(path)
         check = self._checks.setdefault(path, once(self._check_file, path))
-        with path.open("rb") as file:
-            part = part_of(file, record.offset, record.length)
-            return load_record(path, part, record.offset, check, f"the record of {key!r}: ")
+        return load_archive(path, record.offset, record.length, check, f"the record of {key!r}: ")
 
     def _check_file(self, path: Path) -> None:
         """Compare the records of all tensors in a file with their checksums."""
-        with path.open("rb") as file:
-            for (key, _), record in self._records.items():
-                if record.file == path.name and key in self._tensors:
-                    check_archive(path, part_of(file, record.offset, record.length), f"the record of {key!r}: ")
+        for (key, _), record in self._records.items():
+            if record.file == path.name and key in self._tensors:
+                check_archive(path, record.offset, record.length, f"the record of {key!r}: ")
 
 
 def _share(whole: int, parts: int) -> int:
