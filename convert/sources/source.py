@@ -20,7 +20,7 @@ from torch import Tensor
 from common.errors import CheckpointError
 from common.tokenizer import Tokenizer
 from training.checkpoint.files import StoredTensor
-from training.tensors import Sizes
+from training.tensors import Sizes, all_names, leaf_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's, by the names that torch, Megatron and DeepSpeed give them."""
@@ -48,6 +48,11 @@ class Architecture:
     def sizes(self) -> Sizes:
         """For the shapes in `training.tensors`, without padding."""
         return Sizes(self.n_embd, self.n_inner, self.n_positions, self.vocab_size)
+
+    @property
+    def parameters(self) -> int:
+        """Their number, without padding."""
+        return sum(math.prod(leaf_of(name).shape(self.sizes)) for name in all_names(self.n_layer, self.tied))
 
 
 @dataclass(frozen=True)
