@@ -91,8 +91,9 @@ def iteration_of(folder: Path, recorded: int | None) -> int | None:
     return int(named[2]) if named else recorded
 
 
-def check_agreement(rounded: Mapping[str, Sharded], masters: Mapping[str, Sharded], cure: str) -> None:
+def check_agreement(rounded: Mapping[str, Sharded], masters: Mapping[str, Sharded]) -> None:
     """Raises CheckpointError if the middle row of a tensor, which is no padding, differs by more than rounding."""
+    cure = f"{CURE}; without *_optim_states.pt the latter are taken"
     for name in rounded.keys() & masters.keys():
         if rounded[name].shape != masters[name].shape:
             raise CheckpointError(f"tensor {name!r} has another shape in the model files; {cure}")

@@ -153,7 +153,7 @@ class Dcp:
         """
         *counts, size = stored_shape = self.shapes[key] or (0,)
         chunks = [Block(offset, self._stored(key, offset, size)) for offset, size in self._tensors[key].parts]
-        part = tuple(map(_share, shape or (), counts))
+        part = tuple(whole // max(parts, 1) for whole, parts in zip(shape or (), counts, strict=False))
         if not shape or len(counts) != len(shape) or math.prod(part) != size:
             return self.shapes[key], chunks
         flat: dict[tuple[int, ...], list[Block]] = {}
@@ -187,7 +187,3 @@ class Dcp:
         for (key, _), record in self._records.items():
             if record.file == path.name and key in self._tensors:
                 check_archive(path, record.offset, record.length, f"the record of {key!r}: ")
-
-
-def _share(whole: int, parts: int) -> int:
-    return whole // parts if parts else 0

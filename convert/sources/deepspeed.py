@@ -112,7 +112,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     tensors, tied_note = tie_head(_join(model_weights, names, conv1d), recorded.tied)
     masters, *moments = (_join(optimizer_weights.get(kind, ()), names, conv1d) for kind in ("", *MOMENTS))
     model, assumed = architecture({**tensors, **masters}, recorded, conv1d=conv1d, shards=shards)
-    check_agreement(tensors, masters, f"{CURE}; without *_optim_states.pt the latter are taken")
+    check_agreement(tensors, masters)
     tensors |= masters
     if masters and (frozen := len(tensors) - len(masters)):
         assumed += (

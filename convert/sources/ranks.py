@@ -12,8 +12,9 @@ from training import tensors as table
 from training.tensors import HEAD, Sizes, all_names, layer_of, leaf_of
 
 GPT2_VOCABULARY = 50257
+VOCABULARY_STEP = 128
+"""Megatron's make_vocab_size_divisible_by: the embedding has a multiple of this times the tensor ranks."""
 _HEAD_SIZE = 64  # of every GPT-2 that OpenAI published, and of Megatron's 2019 recipes
-_VOCABULARY_STEP = 128  # Megatron's make_vocab_size_divisible_by: rows are a multiple of this times the ranks
 _MAX_RANKS = 128
 
 
@@ -179,7 +180,7 @@ def true_vocabulary(rows: int, recorded: int | None) -> tuple[int, tuple[str, ..
     if recorded is not None and recorded > 0:
         return recorded, ()
     padding = rows - GPT2_VOCABULARY
-    if 0 < padding < _VOCABULARY_STEP * _MAX_RANKS and rows % _VOCABULARY_STEP == 0:
+    if 0 < padding < VOCABULARY_STEP * _MAX_RANKS and rows % VOCABULARY_STEP == 0:
         note = f"vocabulary taken as GPT-2's {GPT2_VOCABULARY}: {rows} rows are that many padded (--vocab-size decides)"
         return GPT2_VOCABULARY, (note,)
     return rows, ()

@@ -115,7 +115,6 @@ def test_megatron_core_finds_its_keys_and_its_arguments(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("names", "changes", "sizes", "named"),
     [
-        ("core", {"activation": "relu"}, (1, 1), "relu"),
         ("core", {}, (3, 1), "--tp 3"),
         ("core", {}, (1, 3), "--pp 3"),
         ("torch_dist", {"n_inner": 6}, (4, 1), "--tp 4"),
