@@ -160,6 +160,11 @@ def edit(path: Path, change: Callable[[Any], object]) -> None:
         torch.save(content, path)
 
 
+def inside(pattern: str, change: Callable[[Any], object]) -> Callable[[Path], object]:
+    """`edit` of the files of a checkpoint whose paths in its folder match."""
+    return lambda folder: [edit(path, change) for path in sorted(folder.glob(pattern))]
+
+
 def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors) -> None:
     trained = {key: tensor for key, tensor in tensors.items() if key not in run.frozen}
     groups = [{key: t for key, t in trained.items() if (t.dim() > 1) == decayed} for decayed in (True, False)]

@@ -94,11 +94,11 @@ def test_a_checkpoint_of_any_origin_is_whole_and_gives_transformers_the_same_log
 def test_drift_that_was_planted_in_one_replica_is_reported_with_its_tensor_and_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def drift(stage: int, rank: int, content: dict[str, Any]) -> None:
-        if rank == 3:
-            content["model"]["decoder.layers.2.mlp.linear_fc2.bias"][5] += 0.25
+    def drift(content: dict[str, Any]) -> None:
+        content["model"]["decoder.layers.2.mlp.linear_fc2.bias"][5] += 0.25
 
-    megatron(names="core", version=3.0, tensor=4, edit=drift)(tmp_path / "run")
+    megatron(names="core", version=3.0, tensor=4)(tmp_path / "run")
+    deepspeed_files.inside("*/mp_rank_03/*", drift)(tmp_path / "run")
     assert run_main(main, "--checkpoint", tmp_path / "run", "--output", tmp_path / "merged") == 0
     warning = capsys.readouterr().err
     assert "0.25" in warning and "h.2.mlp.c_proj.bias of tensor rank 3" in warning

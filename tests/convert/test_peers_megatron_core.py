@@ -16,8 +16,7 @@ from convert.sources.torch_dist import open_folder
 from convert.targets.torch_dist import write
 from tests.convert import megatron_core_job
 from tests.convert.encoded import SMALL, assert_equal, truth
-from tests.convert.helpers import source_of
-from tests.convert.sources.checks import merged
+from tests.convert.helpers import merged, source_of
 from tests.numerics import assert_close, logit_terms
 from training.inference.load import model_from_weights
 

@@ -18,10 +18,9 @@ from convert.sources.find import open_source
 from convert.sources.source import Architecture
 from tests.convert.deepspeed_files import Run, write_tag
 from tests.convert.encoded import assert_equal, truth
-from tests.convert.helpers import LoadedTensor
+from tests.convert.helpers import LoadedTensor, merged
 from tests.convert.megatron_files import Layout, write
 from tests.convert.sources import torch_dist_files
-from tests.convert.sources.checks import merged
 
 TINY = Architecture(n_layer=2, n_head=4, n_embd=16, n_positions=8, n_inner=32, vocab_size=40)
 OPTIONS = Options(num_heads=4, vocab_size=40)

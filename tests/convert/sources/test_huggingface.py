@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from convert.arguments import Options
 from convert.assemble import assemble
-from convert.sources.find import open_source
 from convert.sources.huggingface import matches, open_folder
 from convert.sources.source import QKV, Source
 from tests.convert.encoded import SMALL, assert_equal, truth
-from tests.convert.sources import checks
-from tests.convert.sources.checks import merged
+from tests.convert.helpers import merged, refused
 from training.checkpoint.files import StoredTensor
 from training.huggingface.origin import Origin, write_origin
 
-refused = partial(checks.refused, open_source)
 SIZES = {key: getattr(SMALL, key) for key in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")}
 CONFIG = {"model_type": "gpt2", **SIZES}
 LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
 
 from convert.arguments import Options
-from convert.sources.find import open_source
 from convert.sources.torch_dist import matches, open_folder
 from tests.convert.encoded import SMALL, assert_equal, truth
-from tests.convert.sources import checks
-from tests.convert.sources.checks import merged
+from tests.convert.helpers import merged, refused
 from tests.convert.sources.torch_dist_files import (
     add_flattened,
     add_model,
@@ -27,8 +24,6 @@ from tests.convert.sources.torch_dist_files import (
 )
 from tests.training.checkpoint.planted import Touch, metadata_of, write_metadata
 from training.checkpoint.files import StoredTensor
-
-refused = partial(checks.refused, open_source)
 
 
 @pytest.fixture
