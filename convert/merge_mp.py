@@ -14,14 +14,15 @@ copies of the largest tensor.
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from common import cli, page
 from common.console import warn
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_SHARD_SIZE = 50 * 10**9  # bytes: transformers' default
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = TypeAdapter(Annotated[ByteSize, Field(gt=0)])
 _VERSIONS = ("urls-to-gpt2", "torch", "python")
 
 Files = Mapping[Any, Mapping[str, Any]]
@@ -215,11 +216,10 @@ def _summary(source: "Source", output: Path, dtype: "torch.dtype", result: _Resu
 
 def parse_size(text: str) -> int:
     """The bytes of `5GB`, `500MB` or `1000`; decimal units, as transformers counts."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]B|)\s*", text.upper())
-    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 5GB or 500MB")
-    return size
+    try:
+        return _SIZE.validate_python(text)
+    except ValidationError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 5GB or 500MB") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -156,17 +156,16 @@ def _open(folder: Path) -> _Save:
     )
     if not model_files and (optimizer_files or not layer_files):
         raise file_error(folder / "mp_rank_00_model_states.pt", f"missing; {CURE}")
-    models = [[_open_state(path) for path in row] for row in model_files]
+    states = {path: _open_state(path) for row in model_files for path in row}
+    models = [[states[path] for path in row] for row in model_files]
     partitions = [[read_partition(path) for path in row] for row in optimizer_files]
     stage = partitions[0][0].stage if partitions else 3 if models and "zero_pp" in model_files[0][0].name else 0
     check_alike(
         (path, {"module": "module" in state} | {key: _plain(state.get(key)) for key in _SAME})
-        for paths, row in zip(model_files, models, strict=True)
-        for path, state in zip(paths, row, strict=True)
+        for path, state in states.items()
     )
     if models:
-        ranks = number_in(models[0][0].get("mp_world_size"))
-        check_count(model_files, _MODEL, "row", ranks, "mp_rank files")
+        check_count(model_files, _MODEL, "row", number_in(models[0][0].get("mp_world_size")), "mp_rank files")
     if partitions:
         check_count(optimizer_files, _OPTIMIZER, "row", len(model_files), "mp_rank files")
         check_count(optimizer_files, _OPTIMIZER, "column", partitions[0][0].ranks, "data ranks")
@@ -174,17 +173,17 @@ def _open(folder: Path) -> _Save:
             check_count(model_files, _MODEL, "column", len(optimizer_files[0]), "data ranks")
         check_alike((one.path, one.shared) for row in partitions for one in row)
     layers = {_number(row[0]): [dict(_tensors_in(_open_state(path))) for path in row] for row in layer_files}
-    for number in {module_of(key) for states in models for group in _param_shapes(states[0]) for key in group}:
+    for number in {module_of(key) for ranks in models for group in _param_shapes(ranks[0]) for key in group}:
         if layers and number is not None and number not in layers:
             raise file_error(folder / f"layer_{number:02d}-model_00-model_states.pt", f"missing; {CURE}")
     files = [path for row in (*model_files, *optimizer_files, *layer_files) for path in row]
     save = _Save(models, partitions, layers, files, stage)
-    rank_args = (
-        (path, fields(state.get("args")), (rank % save.tensor_ranks, rank // save.tensor_ranks))
-        for rank, (paths, states) in enumerate(zip(model_files, models, strict=True))
-        for path, state in zip(paths, states, strict=True)
-    )
-    check_ranks(list(rank_args), save.tensor_ranks, save.pipeline)
+    rank_args = [
+        (path, fields(states[path].get("args")), (rank % save.tensor_ranks, rank // save.tensor_ranks))
+        for rank, row in enumerate(model_files)
+        for path in row
+    ]
+    check_ranks(rank_args, save.tensor_ranks, save.pipeline)
     return save
 
 
