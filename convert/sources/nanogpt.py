@@ -24,6 +24,7 @@ from training.huggingface.config import DROPOUTS
 from training.tensors import leaf_of
 
 _FILE = "ckpt.pt"
+_ZEROS = Path("/dev/zero")  # a file of as many zeros as are read
 _SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "block_size": "n_positions"}
 _GELU = "GELU is taken as the exact form, nanoGPT's since May 2023 (--activation gelu_new for an older training)"
 
@@ -47,7 +48,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     if args.get("bias") is False:
         for name, weight in list(tensors.items()):
             if leaf_of(name).module.kind != "embedding":
-                zeros = StoredTensor(Path("/dev/zero"), 0, torch.float32, weight.shape[:1])
+                zeros = StoredTensor(_ZEROS, 0, torch.float32, weight.shape[:1])
                 tensors.setdefault(f"{name.removesuffix('weight')}bias", whole(zeros))
     config: dict[str, Any] = {theirs: size for ours, theirs in _SIZES.items() if (size := number(args, ours))}
     config |= dict.fromkeys(DROPOUTS, real(args, 0.0, "dropout"))
