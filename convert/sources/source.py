@@ -113,16 +113,6 @@ class Block(NamedTuple):
     tensor: StoredTensor
 
 
-def _overlap(blocks: tuple[Block, ...]) -> bool:
-    """Whether two blocks share an element."""
-    if len(blocks) < 2:
-        return False
-    low = np.array([block.offset for block in blocks])
-    high = low + np.array([block.tensor.shape for block in blocks])
-    common = np.minimum(high[:, None], high) > np.maximum(low[:, None], low)  # (block, block, dimension)
-    return bool(common.all(-1).sum() > common.all(-1).trace())
-
-
 @dataclass(frozen=True)
 class Sharded:
     """A whole tensor as the blocks that its holders have. Raises CheckpointError unless they tile it.
@@ -137,15 +127,11 @@ class Sharded:
 
     def __post_init__(self) -> None:
         covered = sum(math.prod(block.tensor.shape) for block in self.blocks)
-        inside = all(
-            len(block.offset) == len(block.tensor.shape) == len(self.shape)
-            and all(
-                start + size <= whole
-                for start, size, whole in zip(block.offset, block.tensor.shape, self.shape, strict=True)
-            )
-            for block in self.blocks
-        )
-        if not inside or covered != math.prod(self.shape) or _overlap(self.blocks):
+        low = np.array([block.offset for block in self.blocks]).reshape(len(self.blocks), len(self.shape))
+        high = low + np.array([block.tensor.shape for block in self.blocks]).reshape(low.shape)
+        # (block, block): whether they share an element, as a block that is not empty does with itself
+        shared = (np.minimum(high[:, None], high) > np.maximum(low[:, None], low)).all(-1)
+        if (high > self.shape).any() or covered != math.prod(self.shape) or shared.sum() > shared.trace():
             raise CheckpointError(f"its {len(self.blocks)} parts do not add up to shape {list(self.shape)}")
 
     @property

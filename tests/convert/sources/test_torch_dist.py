@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
 
+from common.errors import CheckpointError
+from convert import verify
 from convert.arguments import Options
 from convert.sources.torch_dist import matches, open_folder
 from tests.convert.encoded import SMALL, assert_equal, truth
@@ -133,6 +135,16 @@ def chunks_of(metadata: Metadata, key: str = FC1) -> list[ChunkStorageMetadata]:
     described = metadata.state_dict_metadata[key]
     assert isinstance(described, TensorStorageMetadata)
     return described.chunks
+
+
+def test_a_damaged_moment_in_a_file_of_its_own_is_found_by_verify(folder: Path) -> None:
+    writer = write_folder(folder, truth())
+    writer.add(9, f"optimizer.state.exp_avg.{BIAS}", (32,), (0,), torch.ones(32))
+    writer.close()
+    path, ones, zeros = folder / "__9_0.distcp", torch.ones(32).numpy().tobytes(), bytes(128)
+    path.write_bytes(path.read_bytes().replace(ones, zeros))
+    with pytest.raises(CheckpointError, match=path.name):
+        list(verify.check(folder))
 
 
 Change = Callable[[Metadata], object]
