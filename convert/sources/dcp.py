@@ -123,30 +123,7 @@ class Dcp:
         self._checks: dict[Path, Callable[[], None]] = {}
 
     def sharded(self, key: str, shape: tuple[int, ...] | None = None) -> Sharded:
-        """A tensor as the blocks in the files; `shape` is its true one if its parts may be stored flat."""
-        return self._joined(key, *self._blocks(key, shape))
-
-    def layers(self, key: str, shape: tuple[int, ...] | None = None) -> list[Sharded]:
-        """The layers of a stacked tensor, one per index of the leading dimension."""
-        shape, blocks = self._blocks(key, shape)
-        layers: list[list[Block]] = [[] for _ in range(shape[0])]
-        for (first, *offset), stored in blocks:
-            for row in range(stored.shape[0]):
-                layers[first + row].append(Block(tuple(offset), stored[row]))
-        return [self._joined(key, shape[1:], blocks) for blocks in layers]
-
-    def load_object(self, key: str) -> Any:
-        """An object that is no tensor, read by `load_archive`."""
-        return self._load(key, ())
-
-    def _joined(self, key: str, shape: tuple[int, ...], blocks: list[Block]) -> Sharded:
-        try:
-            return Sharded(shape, tuple(blocks))
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.folder / '.metadata'}: tensor {key!r}: {error}") from None
-
-    def _blocks(self, key: str, shape: tuple[int, ...] | None) -> tuple[tuple[int, ...], list[Block]]:
-        """The shape of a tensor and its blocks, those of flat parts in their own shape.
+        """A tensor as the blocks in the files; `shape` is its true one if its parts may be stored flat.
 
         Until 0.15 megatron-core flattened the parts of its distributed optimizer's tensors and cut them where ranks
         end: a tensor has the shape [parts along each dimension of the true shape, elements of a part].
@@ -154,14 +131,21 @@ class Dcp:
         *counts, size = stored_shape = self.shapes[key] or (0,)
         chunks = [Block(offset, self._stored(key, offset, size)) for offset, size in self._tensors[key].parts]
         part = tuple(whole // max(parts, 1) for whole, parts in zip(shape or (), counts, strict=False))
-        if not shape or len(counts) != len(shape) or math.prod(part) != size:
-            return self.shapes[key], chunks
-        flat: dict[tuple[int, ...], list[Block]] = {}
-        for (*at, start), stored in chunks:
-            piece = replace(stored, shape=(math.prod(stored.shape),))
-            flat.setdefault(tuple(map(mul, at, part)), []).append(Block((start,), piece))
-        parts = {offset: self._joined(key, stored_shape[-1:], pieces).view(part) for offset, pieces in flat.items()}
-        return shape, [block for offset, one in parts.items() for block in one.moved(offset)]
+        try:
+            if not shape or len(counts) != len(shape) or math.prod(part) != size:
+                return Sharded(self.shapes[key], tuple(chunks))
+            flat: dict[tuple[int, ...], list[Block]] = {}
+            for (*at, start), stored in chunks:
+                piece = replace(stored, shape=(math.prod(stored.shape),))
+                flat.setdefault(tuple(map(mul, at, part)), []).append(Block((start,), piece))
+            parts = {offset: Sharded(stored_shape[-1:], tuple(pieces)).view(part) for offset, pieces in flat.items()}
+            return Sharded(shape, tuple(block for offset, one in parts.items() for block in one.moved(offset)))
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.folder / '.metadata'}: tensor {key!r}: {error}") from None
+
+    def load_object(self, key: str) -> Any:
+        """An object that is no tensor, read by `load_archive`."""
+        return self._load(key, ())
 
     def _stored(self, key: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> StoredTensor:
         stored, dtype = self._load(key, offset), self._tensors[key].dtype

@@ -155,6 +155,14 @@ class Sharded:
                 yield (row, *others), band
                 row += len(band)
 
+    def layers(self) -> list["Sharded"]:
+        """The slices of a stacked tensor, one per index of dimension 0."""
+        blocks: list[list[Block]] = [[] for _ in range(self.shape[0])]
+        for (first, *offset), stored in self.blocks:
+            for row in range(stored.shape[0]):
+                blocks[first + row].append(Block(tuple(offset), stored[row]))
+        return [Sharded(self.shape[1:], tuple(layer)) for layer in blocks]
+
     def moved(self, offset: Sequence[int]) -> tuple[Block, ...]:
         """The blocks in a larger tensor, in which this one begins at `offset`."""
         return tuple(Block(tuple(map(add, offset, block.offset)), block.tensor) for block in self.blocks)

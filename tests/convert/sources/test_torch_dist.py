@@ -149,10 +149,10 @@ def test_a_damaged_moment_in_a_file_of_its_own_is_found_by_verify(folder: Path) 
 
 Change = Callable[[Metadata], object]
 CONTRADICTIONS: list[tuple[Change, dict[str, Any], list[str]]] = [
-    (lambda metadata: chunks_of(metadata).pop(1), {}, [FC1, "[128, 32]"]),
-    (lambda metadata: chunks_of(metadata).append(chunks_of(metadata)[0]), {}, [FC1, "[128, 32]"]),
+    (lambda metadata: chunks_of(metadata).pop(1), {}, [FC1, "[4, 128, 32]"]),
+    (lambda metadata: chunks_of(metadata).append(chunks_of(metadata)[0]), {}, [FC1, "[4, 128, 32]"]),
     (lambda metadata: metadata.storage_data.pop(next(iter(metadata.storage_data))), {}, ["word_embeddings", "[0, 0]"]),
-    (lambda metadata: setattr(metadata.state_dict_metadata[FC1], "size", (4, 96, 32)), {}, [FC1, "[96, 32]"]),
+    (lambda metadata: setattr(metadata.state_dict_metadata[FC1], "size", (4, 96, 32)), {}, [FC1, "[4, 96, 32]"]),
     (lambda metadata: metadata.state_dict_metadata.pop(BIAS), {}, ["'ln_f.bias'"]),
     (lambda metadata: None, {"common": {"iteration": 200}}, ["iter_0000100", "iteration 200"]),
     (lambda metadata: None, {"args": {"num_layers": 5}}, ["args.num_layers is 5", "4"]),
