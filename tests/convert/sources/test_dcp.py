@@ -87,9 +87,12 @@ def test_a_pickle_planted_in_metadata_is_named_and_never_run(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("relative_path", "../other.distcp"), ("relative_path", "/etc/passwd"), ("offset", -1), ("length", "9")],
+    [
+        *(("relative_path", "../other.distcp"), ("relative_path", "/etc/passwd"), ("offset", -1), ("length", "9")),
+        ("transform_descriptors", ["zstd"]),
+    ],
 )
-def test_a_record_outside_the_folder_or_its_file_is_refused(folder: Path, key: str, value: Any) -> None:
+def test_a_record_outside_the_folder_or_its_file_or_transformed_is_refused(folder: Path, key: str, value: Any) -> None:
     metadata = metadata_of(folder)
     setattr(next(iter(metadata.storage_data.values())), key, value)
     write_metadata(folder, metadata)
