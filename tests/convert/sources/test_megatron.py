@@ -131,6 +131,13 @@ def without(*folders: str) -> Change:
     return lambda folder: [shutil.rmtree(folder / name) for name in folders]
 
 
+def renumbered(content: dict[str, Any]) -> None:
+    """The layers 0 and 1 of the stage become 3 and 4; 2 and 3 would be those of the model."""
+    for key in [key for key in content["model"] if "layers." in key]:
+        number = int(key.split(".")[2])
+        content["model"][key.replace(f".{number}.", f".{number + 3}.", 1)] = content["model"].pop(key)
+
+
 FC2, FC1 = "decoder.layers.1.mlp.linear_fc2.bias", "decoder.layers.1.mlp.linear_fc1.bias"
 ROUTER, FOUR = "decoder.layers.1.mlp.router.weight", replace(CORE, tensor=4)
 WRONG: list[tuple[Layout, Change, list[str]]] = [
@@ -152,6 +159,7 @@ WRONG: list[tuple[Layout, Change, list[str]]] = [
         in_last(lambda content: content.update(dict.fromkeys(("model0", "model1"), content.pop("model")))),
         [LAST, "is (2,"],
     ),
+    (CORE, inside("mp_rank_*_001/*", renumbered), ["mp_rank_00_001", "[3, 4]"]),
     (FOUR, without("mp_rank_03_001"), ["mp_rank_03_001"]),
     (FOUR, without("mp_rank_03_001", "mp_rank_03_000"), ["mp_rank_03_000", "4 tensor ranks"]),
     (CORE, lambda folder: shutil.copytree(folder / LAST, folder / "mp_rank_01"), ["mp_rank_01_000", "same rank"]),
