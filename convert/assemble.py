@@ -1,7 +1,9 @@
 """Assembles whole tensors of a source in a writer's layout, and prefetches the next ones."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, reduce
 from itertools import pairwise
 
@@ -11,7 +13,6 @@ from torch import Tensor
 from common.errors import CheckpointError
 from convert.sources.consistency import check_distinct
 from convert.sources.source import QKV, Sharded, Source
-from convert.stored import prefetch
 from training import tensors
 
 OURS = QKV(3)
@@ -92,6 +93,22 @@ def prefetched(source: Source, wanted: Mapping[str, torch.dtype], *, qkv: QKV, c
         return tensor
 
     return prefetch((partial(make, *item) for item in wanted.items()), _AHEAD)
+
+
+def prefetch(calls: Iterable[Callable[[], Tensor]], count: int) -> Iterator[Tensor]:
+    """The results of `calls`, in order, prefetched by a thread that computes up to `count` in advance."""
+    started: deque[Future[Tensor]] = deque()
+    # one thread for its operations, too: more would compete with the caller
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            for call in calls:
+                started.append(pool.submit(call))
+                if len(started) > count:
+                    yield started.popleft().result()
+            while started:
+                yield started.popleft().result()
+        finally:  # after an error of the caller, too
+            pool.shutdown(cancel_futures=True)
 
 
 def widest_dtype(source: Source) -> torch.dtype:

@@ -72,15 +72,14 @@ def convert(settings: Settings, name: str, path: Path, options: Options) -> str:
 def _check_fits(source: "Source", experiment: Experiment, name: str) -> None:
     """CheckpointError if our GPT-2 with the settings of the model `name` is not the source's model."""
     found, wanted = source.model, experiment.model
-    for key, theirs, ours in (
-        ("n_layer", found.n_layer, wanted.n_layer),
-        ("n_head", found.n_head, wanted.n_head),
-        ("n_embd", found.n_embd, wanted.n_embd),
-        ("seq_len", found.n_positions, wanted.seq_len),
-        ("vocab_size", found.vocab_size, wanted.vocab_size),
+    for key, theirs, ours, flag in (
+        ("n_layer", found.n_layer, wanted.n_layer, ""),
+        ("n_head", found.n_head, wanted.n_head, ", or give --num-heads"),
+        ("n_embd", found.n_embd, wanted.n_embd, ""),
+        ("seq_len", found.n_positions, wanted.seq_len, ""),
+        ("vocab_size", found.vocab_size, wanted.vocab_size, ", or give --vocab-size"),
     ):
         if theirs != ours:
-            flag = {"n_head": ", or give --num-heads", "vocab_size": ", or give --vocab-size"}.get(key, "")
             raise CheckpointError(
                 f"{source.path}: has {key} {theirs}, but models.{name}.model.{key} is {ours}; set it to {theirs}{flag}"
             )

@@ -14,7 +14,7 @@ from common.errors import CheckpointError
 from convert.arguments import Options
 from convert.pt import Placeholder, enum_member
 from convert.sources.consistency import CURE
-from convert.sources.ranks import GPT2_VOCABULARY
+from convert.sources.ranks import GPT2_VOCABULARY, VOCABULARY_STEP
 from convert.sources.source import Recorded, Source
 
 # settings that change the arithmetic, and the values of a GPT-2; a setting that is not recorded is not checked
@@ -38,10 +38,6 @@ _GPT2: Mapping[str, tuple[Any, ...]] = {
     "softmax_type": ("vanilla", None),
     "add_bias_linear": (True, None),
 }
-TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-"""Names of the tanh form of GELU."""
-ROWS = 128
-"""Megatron's make_vocab_size_divisible_by: the embedding has a multiple of this times the tensor ranks."""
 _SIZES = {
     "n_layer": ("num_layers", "encoder_num_layers"),
     "n_embd": ("hidden_size",),
@@ -130,7 +126,7 @@ def check_ranks(files: Sequence[tuple[Path, Mapping[str, Any], tuple[int, int]]]
 
 def padded_rows(source: Source, tp: int) -> int:
     """Rows of the embedding over all tensor ranks."""
-    return -(-source.model.vocab_size // (ROWS * tp)) * ROWS * tp
+    return -(-source.model.vocab_size // (VOCABULARY_STEP * tp)) * VOCABULARY_STEP * tp
 
 
 def check_split(source: Source, tp: int, pp: int) -> None:
@@ -146,13 +142,8 @@ def check_split(source: Source, tp: int, pp: int) -> None:
 
 
 def args_of(source: Source, tp: int, pp: int, ckpt_format: str = "torch") -> dict[str, Any]:
-    """The arguments of a training of this model over `tp` tensor ranks and `pp` pipeline stages.
-
-    Raises CheckpointError if Megatron-LM has no such activation.
-    """
+    """The arguments of a training of this model over `tp` tensor ranks and `pp` pipeline stages."""
     model, dtype = source.model, source.tensors["wte.weight"].dtype
-    if model.activation not in (*TANH_GELU, "gelu"):
-        raise CheckpointError(f"{source.path}: Megatron-LM's GPT-2 has no activation {model.activation}, only GELU")
     return {
         # sizes
         "num_layers": model.n_layer,
@@ -168,7 +159,7 @@ def args_of(source: Source, tp: int, pp: int, ckpt_format: str = "torch") -> dic
         "encoder_seq_length": model.n_positions,
         "vocab_size": model.vocab_size,
         "padded_vocab_size": padded_rows(source, tp),
-        "make_vocab_size_divisible_by": ROWS,
+        "make_vocab_size_divisible_by": VOCABULARY_STEP,
         "tokenizer_type": "GPT2BPETokenizer" if model.vocab_size == GPT2_VOCABULARY else None,
         # GPT-2's arithmetic
         "position_embedding_type": "learned_absolute",
@@ -182,7 +173,7 @@ def args_of(source: Source, tp: int, pp: int, ckpt_format: str = "torch") -> dic
         "apply_query_key_layer_scaling": False,
         "add_bias_linear": True,
         "add_qkv_bias": True,
-        "bias_gelu_fusion": model.activation in TANH_GELU,
+        "bias_gelu_fusion": model.activation != "gelu",
         "openai_gelu": False,
         "swiglu": False,
         "squared_relu": False,

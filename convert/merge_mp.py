@@ -14,15 +14,15 @@ copies of the largest tensor.
 """
 
 import argparse
-import math
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from common import cli, page
 from common.console import warn
@@ -44,30 +44,28 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_SHARD_SIZE = 50 * 10**9  # bytes: transformers' default
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = TypeAdapter(Annotated[ByteSize, Field(gt=0)])
 _VERSIONS = ("urls-to-gpt2", "torch", "python")
 
 Files = Mapping[Any, Mapping[str, Any]]
 """`{"size": bytes, "xxh3": hex}` by file."""
 
 
-@dataclass(frozen=True)
-class Form:
-    """How the folder is written."""
-
-    dtype: str | None = None
-    """One of DTYPES; None: the source's own."""
-    max_shard_size: int = MAX_SHARD_SIZE
-    tokenizer: Path | None = None
-    """Folder of the tokenizer; None: the source's own, or GPT-2's if the vocabulary has its size."""
-
-
 def merge(
-    path: Path, output: Path, *, options: Options | None = None, form: Form | None = None, force: bool = False
+    path: Path,
+    output: Path,
+    *,
+    options: Options | None = None,
+    dtype: str | None = None,
+    max_shard_size: int = MAX_SHARD_SIZE,
+    tokenizer: Path | None = None,
+    force: bool = False,
 ) -> str:
     """Write and prove the folder; returns one line about what was done.
 
-    Raises CheckpointError if the source cannot be read, ProofError if the folder does not compute what it computes.
+    `dtype` is one of DTYPES, or None for the source's own; `max_shard_size` is in bytes. `tokenizer` is the folder of
+    another one than the source's own, or GPT-2's if the vocabulary has its size. Raises CheckpointError if the source
+    cannot be read, ProofError if the folder does not compute what it computes.
     """
     import torch
 
@@ -75,19 +73,18 @@ def merge(
     from training.launch.device import keep_freed_memory
 
     keep_freed_memory()  # a whole matrix is allocated for every one that is written
-    form = form or Form()
-    source = _open(path, output, options, form, force)
-    dtype = getattr(torch, form.dtype) if form.dtype else widest_dtype(source)
+    source = _open(path, output, options, tokenizer, force)
+    kept = getattr(torch, dtype) if dtype else widest_dtype(source)
 
     with replace_folder(output, lambda old, _new: _check_older(output, old, force)) as temporary:
-        result = _convert_and_prove(source, temporary, dtype, form.max_shard_size)
-        _describe(source, temporary, dtype, result)
+        result = _convert_and_prove(source, temporary, kept, max_shard_size)
+        _describe(source, temporary, kept, result)
     if result.replicas.drifted:
         warn(f"{source.path}: {result.replicas}; merge_report.json has all")
-    return _summary(source, output, dtype, result)
+    return _summary(source, output, kept, result)
 
 
-def _open(path: Path, output: Path, options: Options | None, form: Form, force: bool) -> "Source":
+def _open(path: Path, output: Path, options: Options | None, tokenizer: Path | None, force: bool) -> "Source":
     """The source, announced in a line; errors about the output come first."""
     from convert.sources.find import open_source
     from convert.targets.huggingface import check_tokenizer
@@ -96,14 +93,14 @@ def _open(path: Path, output: Path, options: Options | None, form: Form, force: 
     check_output(output, path)
     if output.is_dir():
         _check_older(output, output, force)
-    if form.tokenizer is None:
+    if tokenizer is None:
         source = open_source(path, options)
-    elif tokenizer := read_tokenizer(form.tokenizer):
+    elif given := read_tokenizer(tokenizer):
         options = options or Options()
-        options = replace(options, vocab_size=options.vocab_size or tokenizer.vocab_size)
-        source = replace(open_source(path, options), tokenizer=tokenizer, tokenizer_files=())
+        options = replace(options, vocab_size=options.vocab_size or given.vocab_size)
+        source = replace(open_source(path, options), tokenizer=given, tokenizer_files=())
     else:
-        raise InputError(f"{form.tokenizer}: has no tokenizer.json, and no vocab.json with merges.txt")
+        raise InputError(f"{tokenizer}: has no tokenizer.json, and no vocab.json with merges.txt")
     if remark := check_tokenizer(source):
         source = replace(source, notes=(*source.notes, remark))
     flags.announce(source)
@@ -142,10 +139,10 @@ def _convert_and_prove(source: "Source", folder: Path, dtype: "torch.dtype", max
 
     from convert.proof import prove, source_outputs
     from convert.sources.consistency import compare_replicas
-    from convert.targets.huggingface import write_folder, written_sizes
+    from convert.targets.huggingface import write_folder
 
     unknown = [path for path in sorted(set(source.files)) if path not in source.hashes]
-    total = sum(path.stat().st_size for path in unknown) + sum(written_sizes(source, dtype).values())
+    total = sum(path.stat().st_size for path in unknown) + source.model.parameters * dtype.itemsize
     one_thread = partial(torch.set_num_threads, 1)  # more would wait for each other and the writer at every product
     with Meter("convert.merge_mp", "bytes", total) as meter, ThreadPoolExecutor(2, initializer=one_thread) as pool:
 
@@ -173,11 +170,8 @@ def _hash(path: Path, count: Callable[[int], None]) -> dict[str, Any]:
 
 def _describe(source: "Source", folder: Path, dtype: "torch.dtype", result: _Result) -> None:
     """Write the model card, merge_report.json, the origin and the run card."""
-    from convert.targets.huggingface import written_shapes
-
-    parameters = sum(map(math.prod, written_shapes(source).values()))
     known: dict[str, Any] = {"samples": source.consumed_samples, "split": source.facts.get("split")}
-    known |= asdict(source.model) | {"iteration": source.iteration, "parameters": parameters}
+    known |= asdict(source.model) | {"iteration": source.iteration, "parameters": source.model.parameters}
     write_text(folder / "README.md", page.render("training.huggingface", "model_card.md", **known) + "\n")
     files = {path.name: result.written.get(path.name) or digest(path) for path in sorted(folder.iterdir())}
     write_json(folder / REPORT, _report(source, dtype, result, files))
@@ -226,11 +220,10 @@ def _summary(source: "Source", output: Path, dtype: "torch.dtype", result: _Resu
 
 def parse_size(text: str) -> int:
     """The bytes of `5GB`, `500MB` or `1000`; decimal units, as transformers counts."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]B|)\s*", text.upper())
-    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 5GB or 500MB")
-    return size
+    try:
+        return _SIZE.validate_python(text)
+    except ValidationError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 5GB or 500MB") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -255,12 +248,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="only print what was found")
     parser.add_argument("--force", action="store_true", help="replace an older result of this command")
     arguments = parser.parse_args(argv)
-    form = Form(arguments.dtype, arguments.max_shard_size, arguments.tokenizer)
     path, output, options, force = arguments.checkpoint, arguments.output, flags.options(arguments), arguments.force
     if arguments.dry_run:
-        _open(path, output, options, form, force)
+        _open(path, output, options, arguments.tokenizer, force)
     else:
-        print(merge(path, output, options=options, form=form, force=force))
+        how = {"dtype": arguments.dtype, "max_shard_size": arguments.max_shard_size, "tokenizer": arguments.tokenizer}
+        print(merge(path, output, options=options, **how, force=force))
     return 0
 
 

@@ -27,8 +27,8 @@ from torch.nn import functional as F
 
 from common.errors import ProofError
 from common.files import read_json
+from convert.assemble import prefetch
 from convert.sources.source import Architecture, Source
-from convert.stored import prefetch
 
 TOLERANCE = 1e-4  # of the logits, relative to the largest: float32 sums in another order
 LAYER_TOLERANCE = 1e-3  # of one attention's or MLP's output, relative to its largest: these sums cancel more

@@ -24,27 +24,13 @@ from zipfile import ZIP_STORED, ZipFile
 
 import torch
 from torch.serialization import MAGIC_NUMBER, PROTOCOL_VERSION
+from torch.storage import _storage_type_to_dtype_map
 
 from common.errors import CheckpointError
-from convert.stored import StoredTensor
+from training.checkpoint.files import StoredTensor
 
 _CHUNK = 1 << 20  # bytes per read
-_DTYPES = {
-    f"torch.{name}Storage": dtype
-    for name, dtype in {
-        "Float": torch.float32,
-        "Half": torch.float16,
-        "BFloat16": torch.bfloat16,
-        "Double": torch.float64,
-        "Long": torch.int64,
-        "Int": torch.int32,
-        "Short": torch.int16,
-        "Char": torch.int8,
-        "Byte": torch.uint8,
-        "Bool": torch.bool,
-    }.items()
-}
-
+_DTYPES = {f"torch.{name}": dtype for name, dtype in _storage_type_to_dtype_map().items()}
 _SAFE: dict[str, Any] = {  # types that cannot be changed, and whose constructors only hold values
     "torch.Size": torch.Size,
     "collections.OrderedDict": OrderedDict,
@@ -157,9 +143,10 @@ def load_pt(path: Path) -> Any:
     first of them is read.
     """
     with damage_named(path), path.open("rb") as file:
-        is_zip = file.read(4) == b"PK\x03\x04"
+        if file.read(4) == b"PK\x03\x04":
+            return load_archive(path, check=once(check_archive, path))
         file.seek(0)
-        return load_record(path, file, check=once(_check_file, path)) if is_zip else _load_legacy(path, file)
+        return _load_legacy(path, file)
 
 
 @contextmanager
@@ -178,16 +165,14 @@ def damage_named(path: Path, record: str = "") -> Iterator[None]:
         ) from None
 
 
-def part_of(file: IO[bytes], start: int, length: int) -> IO[bytes]:
-    """A range of a file as a file."""
-    return cast(IO[bytes], _Part(file, start, length))
-
-
-def load_record(
-    path: Path, file: IO[bytes], start: int = 0, check: Callable[[], None] | None = None, record: str = ""
+def load_archive(
+    path: Path, start: int = 0, length: int | None = None, check: Callable[[], None] | None = None, record: str = ""
 ) -> Any:
-    """The content of an archive of torch.save that begins at byte `start` of `path`; errors as `check_archive`."""
-    with damage_named(path, record), ZipFile(file) as archive:
+    """The content of an archive of torch.save, which is all of a file or a record in it; errors as `check_archive`.
+
+    `check` is called before a tensor is read.
+    """
+    with _open_archive(path, start, length, record) as (archive, file):
         _check_members(path, archive, record, tensors=False)
         members = {name.partition("/")[2]: archive.getinfo(name) for name in archive.namelist()}
 
@@ -204,19 +189,22 @@ def load_record(
         return _load_object(path, BytesIO(file.read(members["data.pkl"].file_size)), place, check)
 
 
-def check_archive(path: Path, file: IO[bytes], record: str = "") -> None:
+def check_archive(path: Path, start: int = 0, length: int | None = None, record: str = "") -> None:
     """Compare the members of an archive of torch.save with their CRC32.
 
-    `record` names the archive if it is a part of the file `path`. Raises CheckpointError naming the file and the
-    member that is damaged or compressed.
+    `record` names the archive if it is a part of the file. Raises CheckpointError naming the file and the member that
+    is damaged or compressed.
     """
-    with damage_named(path, record), ZipFile(file) as archive:
+    with _open_archive(path, start, length, record) as (archive, _):
         _check_members(path, archive, record, tensors=True)
 
 
-def _check_file(path: Path) -> None:
-    with path.open("rb") as file:
-        check_archive(path, file)
+@contextmanager
+def _open_archive(path: Path, start: int, length: int | None, record: str) -> Iterator[tuple[ZipFile, IO[bytes]]]:
+    with damage_named(path, record), path.open("rb") as whole:
+        file = cast(IO[bytes], _Part(whole, start, path.stat().st_size if length is None else length))
+        with ZipFile(file) as archive:
+            yield archive, file
 
 
 def _check_members(path: Path, archive: ZipFile, record: str, *, tensors: bool) -> None:

@@ -9,7 +9,6 @@ every tensor, checks shapes and ranks, and compares the copies that several rank
 "whole"; otherwise one line that names what is damaged, missing or copied, and exit code 2. Writes nothing.
 """
 
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -29,8 +28,8 @@ def check(path: Path, options: Options | None = None) -> Iterator[str]:
     from convert.assemble import check_parts
     from convert.sources.consistency import compare_replicas
     from convert.sources.find import open_source
-    from convert.stored import row_bands
-    from convert.targets.huggingface import check_tokenizer, written_shapes
+    from convert.sources.source import row_bands
+    from convert.targets.huggingface import check_tokenizer
     from training.checkpoint.manifest import MANIFEST
     from training.huggingface.origin import check_files
     from training.model_folder import checkpoint_folders
@@ -41,9 +40,9 @@ def check(path: Path, options: Options | None = None) -> Iterator[str]:
     yield f"{source.path}: {source.layout}"
     yield from (f"  {note}" for note in (*source.notes, check_tokenizer(source)) if note)
     iteration = "unknown" if source.iteration is None else source.iteration
-    files, parameters = set(source.files), sum(map(math.prod, written_shapes(source).values()))
+    files = set(source.files)
     size = sum(file.stat().st_size for file in files) / 1e9
-    yield f"  iteration {iteration}, {parameters:,} parameters, {len(files)} files, {size:.1f} GB"
+    yield f"  iteration {iteration}, {source.model.parameters:,} parameters, {len(files)} files, {size:.1f} GB"
     hashed = {*source.hashes, *check_files(source.path)}
     for name in source.tensors:
         check_parts(source, name)

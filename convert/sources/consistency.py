@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
-from convert.sources.source import Sharded, Source
-from convert.stored import Stored, StoredPieces, row_bands, same_values
+from convert.sources.source import Sharded, Source, row_bands, same_values
+from training.checkpoint.files import StoredTensor
 
 CURE = "copy every file of the save"
 _ROUNDING = 2.0**-6  # bfloat16 has 8 significant bits; one more for stochastic rounding, one to be sure
@@ -91,8 +91,9 @@ def iteration_of(folder: Path, recorded: int | None) -> int | None:
     return int(named[2]) if named else recorded
 
 
-def check_agreement(rounded: Mapping[str, Sharded], masters: Mapping[str, Sharded], cure: str) -> None:
+def check_agreement(rounded: Mapping[str, Sharded], masters: Mapping[str, Sharded]) -> None:
     """Raises CheckpointError if the middle row of a tensor, which is no padding, differs by more than rounding."""
+    cure = f"{CURE}; without *_optim_states.pt the latter are taken"
     for name in rounded.keys() & masters.keys():
         if rounded[name].shape != masters[name].shape:
             raise CheckpointError(f"tensor {name!r} has another shape in the model files; {cure}")
@@ -108,15 +109,15 @@ def check_agreement(rounded: Mapping[str, Sharded], masters: Mapping[str, Sharde
             )
 
 
-def check_distinct(parts: Iterable[Stored]) -> None:
+def check_distinct(parts: Iterable[StoredTensor]) -> None:
     """Raises CheckpointError if two parts of the weights are equal and not constant: a rank's file was copied."""
-    seen: dict[tuple[float, ...], Stored] = {}
+    seen: dict[tuple[float, ...], StoredTensor] = {}
     for part in parts:
         start = part.rows(0, 1 if len(part.shape) > 1 else min(part.shape[0], 4096)).read()
         other = seen.setdefault(tuple(start.flatten().tolist()), part)
         if other is not part and same_values(other, part) and any(band.min() != band.max() for band in row_bands(part)):
             raise CheckpointError(
-                f"the weights in {_file(part)} are those in {_file(other)}: one file was copied over another rank's; "
+                f"the weights in {part.path} are those in {other.path}: one file was copied over another rank's; "
                 "copy each from the run again"
             )
 
@@ -129,11 +130,6 @@ def _sibling(path: Path, pattern: re.Pattern[str], row: int, column: int) -> Pat
         start, end = match.span(key)
         name = name if start < 0 else f"{name[:start]}{number:0{end - start}d}{name[end:]}"
     return path.with_name(name)
-
-
-def _file(part: Stored) -> str:
-    first = part.pieces[0] if isinstance(part, StoredPieces) else part
-    return str(getattr(first, "path", "memory"))
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,21 @@ read as plain data and checked value by value.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
+from operator import mul
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from common.errors import CheckpointError
-from convert.pt import ForeignClassError, check_archive, damage_named, load_plain, load_record, once, part_of
+from convert.pt import ForeignClassError, check_archive, damage_named, load_archive, load_plain, once
 from convert.sources.source import Block, Sharded
-from convert.stored import StoredPieces, StoredTensor
+from training.checkpoint.files import StoredTensor
 
+T = TypeVar("T")
 Size = tuple[int, ...]
 # what files written by torch and megatron-core name; every class of it becomes a placeholder, and most are dropped
 _NAMES = (
@@ -63,25 +65,25 @@ def read_metadata(folder: Path) -> tuple[dict[str, DcpTensor], list[str], dict[t
             raise CheckpointError(
                 f"{path}: names {error}, which no such file contains; nothing was executed, do not trust it"
             ) from None
-        found = _table(plain.state_dict_metadata)
-        tensors = {_text(key): _tensor(value) for key, value in found.items() if hasattr(value, "chunks")}
+        found = _checked(plain.state_dict_metadata, dict)
+        tensors = {_checked(key, str): _tensor(value) for key, value in found.items() if hasattr(value, "chunks")}
         records = {
-            (_text(index.fqn), _size(getattr(index, "offset", None) or ())): _record(value)
-            for index, value in _table(plain.storage_data).items()
+            (_checked(index.fqn, str), _size(getattr(index, "offset", None) or ())): _record(value)
+            for index, value in _checked(plain.storage_data, dict).items()
         }
-        return tensors, [_text(key) for key in found if key not in tensors], records
+        return tensors, [_checked(key, str) for key in found if key not in tensors], records
 
 
 def _tensor(value: Any) -> DcpTensor:
-    dtype, shape = value.properties.state[0], _size(value.size)
+    dtype, shape = _checked(value.properties.state[0], torch.dtype), _size(value.size)
     parts = [(_size(chunk.offsets), _size(chunk.sizes)) for chunk in value.chunks]
-    if not isinstance(dtype, torch.dtype) or any(len(size) != len(shape) for part in parts for size in part):
-        raise ValueError("a tensor without a type, or with parts of other dimensions")
+    if any(len(size) != len(shape) for part in parts for size in part):
+        raise ValueError("a tensor with parts of other dimensions")
     return DcpTensor(dtype, shape, parts)
 
 
 def _record(value: Any) -> Record:
-    name = _text(value.relative_path)
+    name = _checked(value.relative_path, str)
     if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise ValueError(f"{name!r} is no file name")
     if transforms := getattr(value, "transform_descriptors", None):
@@ -89,15 +91,9 @@ def _record(value: Any) -> Record:
     return Record(name, _natural(value.offset), _natural(value.length))
 
 
-def _table(value: Any) -> Mapping[Any, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("not a table of tensors")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a name that is no text")
+def _checked(value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"a {type(value).__name__} where a {kind.__name__} is expected")
     return value
 
 
@@ -127,51 +123,29 @@ class Dcp:
         self._checks: dict[Path, Callable[[], None]] = {}
 
     def sharded(self, key: str, shape: tuple[int, ...] | None = None) -> Sharded:
-        """A tensor as the blocks in the files; `shape` is its true one if its parts may be stored flat."""
-        return self._joined(key, *self._blocks(key, shape))
-
-    def layers(self, key: str, shape: tuple[int, ...] | None = None) -> list[Sharded]:
-        """The layers of a stacked tensor, one per index of the leading dimension."""
-        shape, blocks = self._blocks(key, shape)
-        layers: list[list[Block]] = [[] for _ in range(shape[0])]
-        for (first, *offset), stored in blocks:
-            for row in range(stored.shape[0]):
-                layers[first + row].append(Block(tuple(offset), stored[row]))
-        return [self._joined(key, shape[1:], blocks) for blocks in layers]
-
-    def load_object(self, key: str) -> Any:
-        """An object that is no tensor, read by `load_record`."""
-        return self._load(key, ())
-
-    def _joined(self, key: str, shape: tuple[int, ...], blocks: list[Block]) -> Sharded:
-        try:
-            return Sharded(shape, tuple(blocks))
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.folder / '.metadata'}: tensor {key!r}: {error}") from None
-
-    def _blocks(self, key: str, shape: tuple[int, ...] | None) -> tuple[tuple[int, ...], list[Block]]:
-        """The shape of a tensor and its blocks, those of flat parts in their own shape.
+        """A tensor as the blocks in the files; `shape` is its true one if its parts may be stored flat.
 
         Until 0.15 megatron-core flattened the parts of its distributed optimizer's tensors and cut them where ranks
         end: a tensor has the shape [parts along each dimension of the true shape, elements of a part].
         """
         *counts, size = stored_shape = self.shapes[key] or (0,)
-        chunks = [(offset, self._stored(key, offset, size)) for offset, size in self._tensors[key].parts]
-        part = () if shape is None else tuple(map(_share, shape, counts))
-        if shape is None or len(counts) != len(shape) or math.prod(part) != size:
-            return self.shapes[key], [Block(*chunk) for chunk in chunks]
-        flat: dict[tuple[int, ...], list[Block]] = {}
-        for (*at, start), stored in sorted(chunks, key=lambda chunk: chunk[0]):
-            if stored.stride is not None:
-                raise CheckpointError(f"{stored.path}: a flat part of tensor {key!r} is not contiguous")
-            pieces = flat.setdefault(tuple(at), [])
-            pieces.append(Block((start,), replace(stored, shape=(math.prod(stored.shape),))))
-        blocks = []
-        for at_part, pieces in flat.items():
-            whole = self._joined(key, stored_shape[-1:], pieces)
-            offset = tuple(index * length for index, length in zip(at_part, part, strict=True))
-            blocks.append(Block(offset, StoredPieces(part, tuple(block.tensor for block in whole.blocks))))
-        return shape, blocks
+        chunks = [Block(offset, self._stored(key, offset, size)) for offset, size in self._tensors[key].parts]
+        part = tuple(whole // max(parts, 1) for whole, parts in zip(shape or (), counts, strict=False))
+        try:
+            if not shape or len(counts) != len(shape) or math.prod(part) != size:
+                return Sharded(self.shapes[key], tuple(chunks))
+            flat: dict[tuple[int, ...], list[Block]] = {}
+            for (*at, start), stored in chunks:
+                piece = replace(stored, shape=(math.prod(stored.shape),))
+                flat.setdefault(tuple(map(mul, at, part)), []).append(Block((start,), piece))
+            parts = {offset: Sharded(stored_shape[-1:], tuple(pieces)).view(part) for offset, pieces in flat.items()}
+            return Sharded(shape, tuple(block for offset, one in parts.items() for block in one.moved(offset)))
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.folder / '.metadata'}: tensor {key!r}: {error}") from None
+
+    def load_object(self, key: str) -> Any:
+        """An object that is no tensor, read by `load_archive`."""
+        return self._load(key, ())
 
     def _stored(self, key: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> StoredTensor:
         stored, dtype = self._load(key, offset), self._tensors[key].dtype
@@ -190,17 +164,10 @@ class Dcp:
             raise CheckpointError(f"{self.folder / '.metadata'}: the part of {key!r} at {list(offset)} is {where}")
         self.files.add(path)
         check = self._checks.setdefault(path, once(self._check_file, path))
-        with path.open("rb") as file:
-            part = part_of(file, record.offset, record.length)
-            return load_record(path, part, record.offset, check, f"the record of {key!r}: ")
+        return load_archive(path, record.offset, record.length, check, f"the record of {key!r}: ")
 
     def _check_file(self, path: Path) -> None:
         """Compare the records of all tensors in a file with their checksums."""
-        with path.open("rb") as file:
-            for (key, _), record in self._records.items():
-                if record.file == path.name and key in self._tensors:
-                    check_archive(path, part_of(file, record.offset, record.length), f"the record of {key!r}: ")
-
-
-def _share(whole: int, parts: int) -> int:
-    return whole // parts if parts else 0
+        for (key, _), record in self._records.items():
+            if record.file == path.name and key in self._tensors:
+                check_archive(path, record.offset, record.length, f"the record of {key!r}: ")

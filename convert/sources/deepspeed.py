@@ -32,16 +32,16 @@ from convert.sources.consistency import (
 from convert.sources.huggingface import recorded_in
 from convert.sources.names import Name, module_of, translate
 from convert.sources.ranks import architecture, join_ranks, join_stages, qkv_order, tie_head
-from convert.sources.source import MOMENTS, Recorded, Sharded, Source
+from convert.sources.source import MOMENTS, Recorded, Sharded, Source, whole
 from convert.sources.zero import Partition, cut, number_in, read_partition
-from convert.stored import Stored, StoredTensor
+from training.checkpoint.files import StoredTensor
 from training.huggingface.config import CONFIG, read_raw_config
 from training.huggingface.tokenizer import read_tokenizer
 from training.tensors import leaf_of
 
 State = Mapping[str, Any]
 """The content of a model file."""
-Stages = Sequence[tuple[str, Sequence[Mapping[str, Stored]]]]
+Stages = Sequence[tuple[str, Sequence[Mapping[str, Sharded]]]]
 """Stages of a pipeline (or its modules): a name, and the tensors of each tensor rank by key."""
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<column>\d+)_)?mp_rank_(?P<row>\d+)_model_states\.pt")
 # before March 2021 without the underscore before optim
@@ -59,7 +59,7 @@ class _Save:
     models: Sequence[Sequence[State]]
     """The content of the model files; of one data rank below ZeRO 3."""
     partitions: Sequence[Sequence[Partition]]
-    layers: Mapping[int, Sequence[Mapping[str, Stored]]]
+    layers: Mapping[int, Sequence[Mapping[str, Sharded]]]
     """The tensors of the pipeline's modules: by number of the layer, then by tensor rank."""
     files: Sequence[Path]
     stage: int
@@ -112,7 +112,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     tensors, tied_note = tie_head(_join(model_weights, names, conv1d), recorded.tied)
     masters, *moments = (_join(optimizer_weights.get(kind, ()), names, conv1d) for kind in ("", *MOMENTS))
     model, assumed = architecture({**tensors, **masters}, recorded, conv1d=conv1d, shards=shards)
-    check_agreement(tensors, masters, f"{CURE}; without *_optim_states.pt the latter are taken")
+    check_agreement(tensors, masters)
     tensors |= masters
     if masters and (frozen := len(tensors) - len(masters)):
         assumed += (
@@ -156,17 +156,16 @@ def _open(folder: Path) -> _Save:
     )
     if not model_files and (optimizer_files or not layer_files):
         raise file_error(folder / "mp_rank_00_model_states.pt", f"missing; {CURE}")
-    models = [[_open_state(path) for path in row] for row in model_files]
+    states = {path: _open_state(path) for row in model_files for path in row}
+    models = [[states[path] for path in row] for row in model_files]
     partitions = [[read_partition(path) for path in row] for row in optimizer_files]
     stage = partitions[0][0].stage if partitions else 3 if models and "zero_pp" in model_files[0][0].name else 0
     check_alike(
         (path, {"module": "module" in state} | {key: _plain(state.get(key)) for key in _SAME})
-        for paths, row in zip(model_files, models, strict=True)
-        for path, state in zip(paths, row, strict=True)
+        for path, state in states.items()
     )
     if models:
-        ranks = number_in(models[0][0].get("mp_world_size"))
-        check_count(model_files, _MODEL, "row", ranks, "mp_rank files")
+        check_count(model_files, _MODEL, "row", number_in(models[0][0].get("mp_world_size")), "mp_rank files")
     if partitions:
         check_count(optimizer_files, _OPTIMIZER, "row", len(model_files), "mp_rank files")
         check_count(optimizer_files, _OPTIMIZER, "column", partitions[0][0].ranks, "data ranks")
@@ -174,17 +173,17 @@ def _open(folder: Path) -> _Save:
             check_count(model_files, _MODEL, "column", len(optimizer_files[0]), "data ranks")
         check_alike((one.path, one.shared) for row in partitions for one in row)
     layers = {_number(row[0]): [dict(_tensors_in(_open_state(path))) for path in row] for row in layer_files}
-    for number in {module_of(key) for states in models for group in _param_shapes(states[0]) for key in group}:
+    for number in {module_of(key) for ranks in models for group in _param_shapes(ranks[0]) for key in group}:
         if layers and number is not None and number not in layers:
             raise file_error(folder / f"layer_{number:02d}-model_00-model_states.pt", f"missing; {CURE}")
     files = [path for row in (*model_files, *optimizer_files, *layer_files) for path in row]
     save = _Save(models, partitions, layers, files, stage)
-    rank_args = (
-        (path, fields(state.get("args")), (rank % save.tensor_ranks, rank // save.tensor_ranks))
-        for rank, (paths, states) in enumerate(zip(model_files, models, strict=True))
-        for path, state in zip(paths, states, strict=True)
-    )
-    check_ranks(list(rank_args), save.tensor_ranks, save.pipeline)
+    rank_args = [
+        (path, fields(states[path].get("args")), (rank % save.tensor_ranks, rank // save.tensor_ranks))
+        for rank, row in enumerate(model_files)
+        for path in row
+    ]
+    check_ranks(rank_args, save.tensor_ranks, save.pipeline)
     return save
 
 
@@ -218,9 +217,9 @@ def _param_shapes(state: State) -> list[dict[str, tuple[int, ...]]]:
     return [{key: tuple(shape) for key, shape in fields(group).items()} for group in state.get("param_shapes") or ()]
 
 
-def _tensors_in(tree: Any) -> Iterator[tuple[str, Stored]]:
+def _tensors_in(tree: Any) -> Iterator[tuple[str, Sharded]]:
     """The tensors of a state dict by key, those of nested dicts (Megatron's) by keys joined with dots."""
-    return ((key, value) for key, value in flatten(tree) if isinstance(value, StoredTensor))
+    return ((key, whole(value)) for key, value in flatten(tree) if isinstance(value, StoredTensor))
 
 
 def _model_weights(save: _Save) -> Stages:

@@ -13,9 +13,8 @@ from convert.arguments import Options
 from convert.pt import load_pt, once
 from convert.sources.names import parse
 from convert.sources.ranks import architecture, qkv_order, tie_head
-from convert.sources.source import Recorded, Source, whole
-from convert.stored import Stored, StoredTensor
-from training.checkpoint.files import read_file
+from convert.sources.source import Recorded, Sharded, Source, whole
+from training.checkpoint.files import StoredTensor, read_file
 from training.huggingface import origin
 from training.huggingface.config import (
     ACTIVATIONS,
@@ -47,7 +46,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     """The model in a folder. Raises CheckpointError for anything that is not a whole GPT-2."""
     config = read_raw_config(folder)
     files, stored = open_weights(folder, _read_file, OLD_WEIGHTS)
-    found = {name: whole(tensor) for name, tensor in by_our_names(stored).items()}
+    found = by_our_names(stored)
     tensors, _ = tie_head(found, None)
     recorded = recorded_in(config, options)
     tied = config.get("tie_word_embeddings", True)
@@ -83,7 +82,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     )
 
 
-def _read_file(path: Path) -> Mapping[str, Stored]:
+def _read_file(path: Path) -> Mapping[str, StoredTensor]:
     if path.suffix == ".safetensors":
         return read_file(path, once(origin.check_hash, path))
     content = load_pt(path)
@@ -95,9 +94,9 @@ def _read_file(path: Path) -> Mapping[str, Stored]:
     return content
 
 
-def by_our_names(stored: Mapping[str, Stored]) -> dict[str, Stored]:
+def by_our_names(stored: Mapping[str, StoredTensor]) -> dict[str, Sharded]:
     """The weights by our names; causal masks of old files are left out."""
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, Sharded] = {}
     for key, tensor in stored.items():
         try:
             name = parse(key)
@@ -111,7 +110,7 @@ def by_our_names(stored: Mapping[str, Stored]) -> dict[str, Stored]:
             raise CheckpointError(f"tensor {key!r} is there twice, with and without a prefix")
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(f"tensor {key!r} is of {tensor.dtype}; quantised weights are not read")
-        tensors[name.ours()] = tensor
+        tensors[name.ours()] = whole(tensor)
     return tensors
 
 

@@ -21,7 +21,7 @@ from convert.arguments import Options
 from convert.sources.huggingface import recorded_in
 from convert.sources.ranks import architecture, qkv_order
 from convert.sources.source import Source, whole
-from convert.stored import StoredTensor
+from training.checkpoint.files import StoredTensor
 from training.huggingface.config import DROPOUTS
 from training.tensors import LAYER_LEAVES, Sizes, leaf_of
 

@@ -21,8 +21,8 @@ from convert.pt import fields, flatten, load_pt
 from convert.sources.consistency import check_alike, check_count, file_error, grid, iteration_of
 from convert.sources.names import Name, parse
 from convert.sources.ranks import architecture, join_ranks, join_stages, qkv_order, tie_head
-from convert.sources.source import Sharded, Source
-from convert.stored import Stored, StoredTensor
+from convert.sources.source import Sharded, Source, whole
+from training.checkpoint.files import StoredTensor
 from training.tensors import QKV
 
 _FOLDER = re.compile(r"mp_rank_(?P<column>\d+)(?:_(?P<row>\d+))?")
@@ -37,7 +37,7 @@ class _RankFile:
     """The content of one rank's file; no tensor has been read."""
 
     path: Path
-    chunks: tuple[Mapping[Name, Stored], ...]
+    chunks: tuple[Mapping[Name, Sharded], ...]
     """The tensors of each `model`: of a stage, or of a part of it if the pipeline is interleaved."""
     names: str
     """The age of its tensors' names, for people."""
@@ -143,9 +143,9 @@ def _read(folder: Path, path: Path | None) -> _RankFile:
     )
 
 
-def _chunk(path: Path, flat: Mapping[str, Any]) -> dict[Name, Stored]:
+def _chunk(path: Path, flat: Mapping[str, Any]) -> dict[Name, Sharded]:
     """The tensors of a `model`."""
-    tensors: dict[Name, Stored] = {}
+    tensors: dict[Name, Sharded] = {}
     keys: dict[tuple[str, int | None], str] = {}
     for key, value in flat.items():
         try:
@@ -158,7 +158,7 @@ def _chunk(path: Path, flat: Mapping[str, Any]) -> dict[Name, Stored]:
             raise file_error(path, f"{key!r} is no tensor of one of Megatron-LM's layers")
         if (other := keys.setdefault((name.leaf, name.layer), key)) != key:
             raise file_error(path, f"has {other!r} and {key!r}, which are the same tensor")
-        tensors[name] = value
+        tensors[name] = whole(value)
     if not tensors:
         raise file_error(path, "a `model` in it is empty")
     return tensors

@@ -10,6 +10,8 @@ Source: train.py and model.py of https://github.com/karpathy/nanoGPT
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from common.errors import CheckpointError
 from convert.arguments import Options
 from convert.megatron_args import json_args, number, real
@@ -17,11 +19,12 @@ from convert.pt import fields, load_pt
 from convert.sources.huggingface import by_our_names, recorded_in
 from convert.sources.ranks import architecture, qkv_order, tie_head
 from convert.sources.source import Source, whole
-from convert.stored import StoredPieces, StoredTensor
+from training.checkpoint.files import StoredTensor
 from training.huggingface.config import DROPOUTS
 from training.tensors import leaf_of
 
 _FILE = "ckpt.pt"
+_ZEROS = Path("/dev/zero")  # a file of as many zeros as are read
 _SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "block_size": "n_positions"}
 _GELU = "GELU is taken as the exact form, nanoGPT's since May 2023 (--activation gelu_new for an older training)"
 
@@ -41,11 +44,12 @@ def open_folder(folder: Path, options: Options) -> Source:
     for key, value in args.items():
         if key not in (*_SIZES, "vocab_size", "dropout", "bias") and value:
             raise CheckpointError(f"{path}: model_args has {key} {value!r}, a setting that nanoGPT's GPT-2 lacks")
-    tensors, _ = tie_head({name: whole(tensor) for name, tensor in by_our_names(stored).items()}, True)
+    tensors, _ = tie_head(by_our_names(stored), True)
     if args.get("bias") is False:
         for name, weight in list(tensors.items()):
             if leaf_of(name).module.kind != "embedding":
-                tensors.setdefault(f"{name.removesuffix('weight')}bias", whole(StoredPieces(weight.shape[:1], ())))
+                zeros = StoredTensor(_ZEROS, 0, torch.float32, weight.shape[:1])
+                tensors.setdefault(f"{name.removesuffix('weight')}bias", whole(zeros))
     config: dict[str, Any] = {theirs: size for ours, theirs in _SIZES.items() if (size := number(args, ours))}
     config |= dict.fromkeys(DROPOUTS, real(args, 0.0, "dropout"))
     config["activation_function"] = options.activation or "gelu"

@@ -7,18 +7,18 @@ from typing import Any
 from common.errors import CheckpointError
 from convert.arguments import Options
 from convert.sources.consistency import check_distinct
-from convert.sources.source import QKV, Architecture, Block, Recorded, Sharded, whole
-from convert.stored import Stored, same_values
+from convert.sources.source import QKV, Architecture, Recorded, Sharded, same_values
 from training import tensors as table
 from training.tensors import HEAD, Sizes, all_names, layer_of, leaf_of
 
 GPT2_VOCABULARY = 50257
+VOCABULARY_STEP = 128
+"""Megatron's make_vocab_size_divisible_by: the embedding has a multiple of this times the tensor ranks."""
 _HEAD_SIZE = 64  # of every GPT-2 that OpenAI published, and of Megatron's 2019 recipes
-_VOCABULARY_STEP = 128  # Megatron's make_vocab_size_divisible_by: rows are a multiple of this times the ranks
 _MAX_RANKS = 128
 
 
-def join_ranks(ranks: Sequence[Mapping[str, Stored]], conv1d: bool = False) -> dict[str, Sharded]:
+def join_ranks(ranks: Sequence[Mapping[str, Sharded]], conv1d: bool = False) -> dict[str, Sharded]:
     """One pipeline stage's tensors from those of its tensor-parallel ranks, in order.
 
     Raises CheckpointError if a rank lacks a tensor, or has it in another shape or type.
@@ -33,25 +33,24 @@ def join_ranks(ranks: Sequence[Mapping[str, Stored]], conv1d: bool = False) -> d
     joined: dict[str, Sharded] = {}
     for name in names:
         tensors = [rank[name] for rank in ranks]
-        shape, dtype = tuple(tensors[0].shape), tensors[0].dtype
+        shape, dtype = tensors[0].shape, tensors[0].dtype
         for number, tensor in enumerate(tensors):
-            if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
+            if (tensor.shape, tensor.dtype) != (shape, dtype):
                 raise CheckpointError(
                     f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)} on tensor rank {number}, and {dtype} "
                     f"{list(shape)} on rank 0; the ranks do not belong together"
                 )
         leaf = leaf_of(name)
         if leaf.split is None:
-            copies = {f"tensor rank {number}": whole(tensor) for number, tensor in enumerate(tensors) if number}
-            joined[name] = replace(whole(tensors[0]), copies=copies)
+            copies = {f"tensor rank {number}": tensor for number, tensor in enumerate(tensors) if number}
+            joined[name] = replace(tensors[0], copies=copies)
         else:
             dim = 1 - leaf.split if conv1d and leaf.conv1d else leaf.split
-            starts = [
-                [number * shape[dim] if axis == dim else 0 for axis in range(len(shape))]
-                for number in range(len(ranks))
-            ]
-            full = tuple(size * len(ranks) if axis == dim else size for axis, size in enumerate(shape))
-            joined[name] = Sharded(full, tuple(map(Block, map(tuple, starts), tensors)))
+            along = [int(axis == dim) for axis in range(len(shape))]
+            starts = [[number * shape[dim] * step for step in along] for number in range(len(ranks))]
+            full = tuple(size * (len(ranks) if axis == dim else 1) for axis, size in enumerate(shape))
+            blocks = [block for start, tensor in zip(starts, tensors, strict=True) for block in tensor.moved(start)]
+            joined[name] = Sharded(full, tuple(blocks))
     return joined
 
 
@@ -181,7 +180,7 @@ def true_vocabulary(rows: int, recorded: int | None) -> tuple[int, tuple[str, ..
     if recorded is not None and recorded > 0:
         return recorded, ()
     padding = rows - GPT2_VOCABULARY
-    if 0 < padding < _VOCABULARY_STEP * _MAX_RANKS and rows % _VOCABULARY_STEP == 0:
+    if 0 < padding < VOCABULARY_STEP * _MAX_RANKS and rows % VOCABULARY_STEP == 0:
         note = f"vocabulary taken as GPT-2's {GPT2_VOCABULARY}: {rows} rows are that many padded (--vocab-size decides)"
         return GPT2_VOCABULARY, (note,)
     return rows, ()

@@ -6,8 +6,8 @@ head is not tied). Values stay as the source has them: padded vocabulary, the so
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -19,11 +19,12 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from common.tokenizer import Tokenizer
-from convert.stored import Stored, row_bands
-from training.tensors import Sizes
+from training.checkpoint.files import StoredTensor
+from training.tensors import Sizes, all_names, leaf_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's, by the names that torch, Megatron and DeepSpeed give them."""
+_ELEMENTS = 4 << 20  # per band of rows
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Architecture:
     def sizes(self) -> Sizes:
         """For the shapes in `training.tensors`, without padding."""
         return Sizes(self.n_embd, self.n_inner, self.n_positions, self.vocab_size)
+
+    @property
+    def parameters(self) -> int:
+        """Their number, without padding."""
+        return sum(math.prod(leaf_of(name).shape(self.sizes)) for name in all_names(self.n_layer, self.tied))
 
 
 @dataclass(frozen=True)
@@ -104,24 +110,14 @@ class Block(NamedTuple):
     """A rectangle of a tensor."""
 
     offset: tuple[int, ...]
-    tensor: Stored
-
-
-def _overlap(blocks: tuple["Block", ...]) -> bool:
-    """Whether two blocks share an element."""
-    if len(blocks) < 2:
-        return False
-    low = np.array([block.offset for block in blocks])
-    high = low + np.array([block.tensor.shape for block in blocks])
-    common = np.minimum(high[:, None], high) > np.maximum(low[:, None], low)  # (block, block, dimension)
-    return bool(common.all(-1).sum() > common.all(-1).trace())
+    tensor: StoredTensor
 
 
 @dataclass(frozen=True)
 class Sharded:
     """A whole tensor as the blocks that its holders have. Raises CheckpointError unless they tile it.
 
-    It is read as one tensor (`Readable`), whatever dimensions the blocks cut.
+    It is read as one tensor, whatever dimensions the blocks cut.
     """
 
     shape: tuple[int, ...]
@@ -131,15 +127,11 @@ class Sharded:
 
     def __post_init__(self) -> None:
         covered = sum(math.prod(block.tensor.shape) for block in self.blocks)
-        inside = all(
-            len(block.offset) == len(block.tensor.shape) == len(self.shape)
-            and all(
-                start + size <= whole
-                for start, size, whole in zip(block.offset, block.tensor.shape, self.shape, strict=True)
-            )
-            for block in self.blocks
-        )
-        if not inside or covered != math.prod(self.shape) or _overlap(self.blocks):
+        low = np.array([block.offset for block in self.blocks]).reshape(len(self.blocks), len(self.shape))
+        high = low + np.array([block.tensor.shape for block in self.blocks]).reshape(low.shape)
+        # (block, block): whether they share an element, as a block that is not empty does with itself
+        shared = (np.minimum(high[:, None], high) > np.maximum(low[:, None], low)).all(-1)
+        if (high > self.shape).any() or covered != math.prod(self.shape) or shared.sum() > shared.trace():
             raise CheckpointError(f"its {len(self.blocks)} parts do not add up to shape {list(self.shape)}")
 
     @property
@@ -163,6 +155,23 @@ class Sharded:
                 yield (row, *others), band
                 row += len(band)
 
+    def layers(self) -> list["Sharded"]:
+        """The slices of a stacked tensor, one per index of dimension 0."""
+        blocks: list[list[Block]] = [[] for _ in range(self.shape[0])]
+        for (first, *offset), stored in self.blocks:
+            for row in range(stored.shape[0]):
+                blocks[first + row].append(Block(tuple(offset), stored[row]))
+        return [Sharded(self.shape[1:], tuple(layer)) for layer in blocks]
+
+    def moved(self, offset: Sequence[int]) -> tuple[Block, ...]:
+        """The blocks in a larger tensor, in which this one begins at `offset`."""
+        return tuple(Block(tuple(map(add, offset, block.offset)), block.tensor) for block in self.blocks)
+
+    def view(self, shape: tuple[int, ...]) -> "Sharded":
+        """A one-dimensional tensor in another shape. Raises CheckpointError if a block is not contiguous."""
+        parts = (part for (start,), flat in self.blocks for part in _rectangles(flat, start, shape))
+        return Sharded(shape, tuple(parts))
+
     def rows(self, first: int, last: int) -> "Sharded":
         """The rows from `first` to before `last` (of dimension 0), without copies."""
         kept = []
@@ -173,9 +182,48 @@ class Sharded:
         return Sharded((last - first, *self.shape[1:]), tuple(kept))
 
 
-def whole(tensor: Stored) -> Sharded:
+def whole(tensor: StoredTensor) -> Sharded:
     """A tensor that one holder has as a whole."""
     return Sharded(tuple(tensor.shape), (Block((0,) * len(tensor.shape), tensor),))
+
+
+def end_to_end(flats: Iterable[StoredTensor]) -> Sharded:
+    """One-dimensional tensors as one, in their order."""
+    blocks, end = [], 0
+    for flat in flats:
+        blocks.append(Block((end,), flat))
+        end += flat.shape[0]
+    return Sharded((end,), tuple(blocks))
+
+
+def _rectangles(flat: StoredTensor, start: int, shape: tuple[int, ...]) -> Iterator[Block]:
+    """A range of the elements of a tensor of `shape`, from number `start` on, as rectangles: rows and parts of rows."""
+    if flat.stride is not None:
+        raise CheckpointError(f"{flat.path}: a flat part of a tensor is not contiguous")
+    done, count = 0, flat.shape[0]
+    while done < count:
+        # the outermost dimension of which a whole slice begins at this element
+        widths = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        axis = next(axis for axis, width in enumerate(widths) if (start + done) % width == 0 and count - done >= width)
+        offset = tuple(map(int, np.unravel_index(start + done, shape)))
+        slices = min((count - done) // widths[axis], shape[axis] - offset[axis])
+        size = (*[1] * axis, slices, *shape[axis + 1 :])
+        yield Block(offset, replace(flat.rows(done, done + math.prod(size)), shape=size))
+        done += math.prod(size)
+
+
+def row_bands(tensor: StoredTensor | Sharded, elements: int = _ELEMENTS) -> Iterator[Tensor]:
+    """A tensor's rows, about `elements` elements at a time."""
+    rows = max(1, elements // max(1, math.prod(tensor.shape[1:])))
+    for start in range(0, tensor.shape[0], rows):
+        yield tensor.rows(start, min(start + rows, tensor.shape[0])).read()
+
+
+def same_values(one: StoredTensor | Sharded, other: StoredTensor | Sharded) -> bool:
+    """Whether two tensors are equal; they are read only if they are not the same bytes of a file."""
+    if one == other:
+        return True
+    return tuple(one.shape) == tuple(other.shape) and all(map(torch.equal, row_bands(one), row_bands(other)))
 
 
 @dataclass(frozen=True)

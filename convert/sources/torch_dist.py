@@ -143,11 +143,11 @@ def _load(
     """The tensors of keys by our names, stacked ones as one per layer; `shapes` are those of the weights."""
     tensors: dict[str, Sharded] = {}
     for key, name in keys.items():
-        shape = (shapes or {}).get((name.leaf, name.layer))
+        tensor = dcp.sharded(key, (shapes or {}).get((name.leaf, name.layer)))
         if name.stacked:
-            found = {f"h.{layer}.{name.leaf}": tensor for layer, tensor in enumerate(dcp.layers(key, shape))}
+            found = {f"h.{layer}.{name.leaf}": one for layer, one in enumerate(tensor.layers())}
         else:
-            found = {name.ours(): dcp.sharded(key, shape)}
+            found = {name.ours(): tensor}
         if twice := found.keys() & tensors.keys():
             raise CheckpointError(f"tensor {key!r} is there twice, under another key as well: {min(twice)}")
         tensors |= found

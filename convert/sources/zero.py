@@ -16,8 +16,8 @@ from typing import Any
 from common.errors import CheckpointError
 from convert.pt import Placeholder, enum_member, fields, load_pt
 from convert.sources.consistency import CURE, file_error
-from convert.sources.source import MOMENTS
-from convert.stored import Stored, StoredPieces, StoredTensor, joined
+from convert.sources.source import MOMENTS, Sharded, end_to_end
+from training.checkpoint.files import StoredTensor
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Names and shapes in the order of the flat data."""
@@ -34,9 +34,9 @@ class Partition:
     stage: int
     ranks: int | None
     """Data ranks that share the parameters; None if the file does not say."""
-    masters: tuple[Stored, ...]
+    masters: tuple[StoredTensor, ...]
     """Flat weights, float32 unless configured otherwise; empty if the file has none under a known name."""
-    moments: Mapping[str, tuple[Stored, ...]]
+    moments: Mapping[str, tuple[StoredTensor, ...]]
     """`exp_avg` and `exp_avg_sq`, flat as the masters; empty for other optimizers than Adam."""
     step: int | None
     version: Any
@@ -94,7 +94,7 @@ def number_in(value: Any) -> int | None:
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def cut(row: Sequence[Partition], shapes: Sequence[Shapes]) -> dict[str, dict[str, Stored]]:
+def cut(row: Sequence[Partition], shapes: Sequence[Shapes]) -> dict[str, dict[str, Sharded]]:
     """A model-parallel rank's float32 weights ("") and both moments by name, from its data ranks' partitions in order.
 
     `shapes` is the model file's param_shapes: per group, the parameters in the order of the flat data.
@@ -109,7 +109,7 @@ def cut(row: Sequence[Partition], shapes: Sequence[Shapes]) -> dict[str, dict[st
         raise file_error(row[0].path, error) from None
 
 
-def _cut(first: Partition, shapes: Sequence[Shapes], ranks: Sequence[Sequence[Stored]]) -> dict[str, Stored]:
+def _cut(first: Partition, shapes: Sequence[Shapes], ranks: Sequence[Sequence[StoredTensor]]) -> dict[str, Sharded]:
     """The parameters from the flat tensors of each rank and group."""
     if first.stage == 3:
         return cut_stage3({name: shape for group in shapes for name, shape in group.items()}, ranks)
@@ -117,14 +117,14 @@ def _cut(first: Partition, shapes: Sequence[Shapes], ranks: Sequence[Sequence[St
         raise CheckpointError(
             f"{len(ranks[0])} groups of parameters, but {len(shapes)} in the model file's param_shapes; {CURE}"
         )
-    found: dict[str, Stored] = {}
+    found: dict[str, Sharded] = {}
     for number, group in enumerate(shapes):
         paddings = first.paddings[number] if number < len(first.paddings) else ()
         found |= cut_group(group, [flat[number] for flat in ranks], paddings)
     return found
 
 
-def cut_group(shapes: Shapes, partitions: Sequence[Stored], paddings: Sequence[int] = ()) -> dict[str, Stored]:
+def cut_group(shapes: Shapes, partitions: Sequence[StoredTensor], paddings: Sequence[int] = ()) -> dict[str, Sharded]:
     """Stages 1 and 2: the parameters of one group, from its partitions in the order of the data ranks.
 
     `paddings` are the elements after each parameter, if the writer aligned them. Raises CheckpointError if the
@@ -132,22 +132,22 @@ def cut_group(shapes: Shapes, partitions: Sequence[Stored], paddings: Sequence[i
     """
     paddings = paddings or [0] * len(shapes)
     starts = [0, *accumulate(math.prod(shape) + more for shape, more in zip(shapes.values(), paddings, strict=True))]
-    flat, alignment = joined(partitions), 2 * len(partitions)
+    flat, alignment = end_to_end(partitions), 2 * len(partitions)
     # the group is padded to a multiple of the alignment; a writer may cut the padding off again
     if not starts[-1] <= flat.shape[0] <= -(-starts[-1] // alignment) * alignment:
         raise _wrong_size(flat.shape[0], shapes, len(partitions))
     return {
-        name: StoredPieces(shape, flat.rows(start, start + math.prod(shape)).pieces)
+        name: flat.rows(start, start + math.prod(shape)).view(shape)
         for start, (name, shape) in zip(starts, shapes.items(), strict=False)
     }
 
 
-def cut_stage3(shapes: Shapes, partitions: Sequence[Sequence[Stored]]) -> dict[str, Stored]:
+def cut_stage3(shapes: Shapes, partitions: Sequence[Sequence[StoredTensor]]) -> dict[str, Sharded]:
     """Stage 3: the parameters of all groups, from `partitions[data rank][group]`.
 
     Raises CheckpointError if the partitions do not hold exactly these parameters.
     """
-    ranks, start, found = [joined(groups) for groups in partitions], 0, dict[str, Stored]()
+    ranks, start, found = [end_to_end(groups) for groups in partitions], 0, dict[str, Sharded]()
     expected = sum(-(-math.prod(shape) // len(ranks)) for shape in shapes.values())
     for rank in ranks:
         if rank.shape[0] != expected:
@@ -155,10 +155,10 @@ def cut_stage3(shapes: Shapes, partitions: Sequence[Sequence[Stored]]) -> dict[s
     for name, shape in shapes.items():
         size = math.prod(shape)
         share = -(-size // len(ranks))
-        pieces: list[Stored] = []
-        for number, rank in enumerate(ranks):
-            pieces += rank.rows(start, start + max(0, min(share, size - number * share))).pieces
-        found[name] = StoredPieces(shape, tuple(pieces))
+        shares = [
+            rank.rows(start, start + max(0, min(share, size - number * share))) for number, rank in enumerate(ranks)
+        ]
+        found[name] = end_to_end(block.tensor for one in shares for block in one.blocks).view(shape)
         start += share
     return found
 
@@ -171,7 +171,7 @@ def _wrong_size(held: int, shapes: Shapes, ranks: int) -> CheckpointError:
     )
 
 
-def _flat(groups: Sequence[Any]) -> tuple[Stored, ...]:
+def _flat(groups: Sequence[Any]) -> tuple[StoredTensor, ...]:
     """The flat tensors of all groups; empty if one is none."""
     flat = tuple(tensor for tensor in groups if isinstance(tensor, StoredTensor) and len(tensor.shape) == 1)
     return flat if len(flat) == len(groups) else ()

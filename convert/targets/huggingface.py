@@ -53,8 +53,8 @@ def write_folder(
     Raises OSError naming the file if the disk is full, CheckpointError if a value is too large for `dtype`.
     """
     dtype = dtype or widest_dtype(source)
-    shapes, sizes = written_shapes(source), written_sizes(source, dtype)
-    needed, free = sum(sizes.values()), shutil.disk_usage(folder).free
+    shapes = written_shapes(source)
+    needed, free = source.model.parameters * dtype.itemsize, shutil.disk_usage(folder).free
     if needed > free:  # better said now than after minutes of writing
         raise InputError(
             f"{folder.parent}: {needed / 1e9:.1f} GB will be written, but only {free / 1e9:.1f} GB are free"
@@ -63,7 +63,7 @@ def write_folder(
     write_json(folder / CONFIG, config | _special_tokens(source, source.facts))
     write_json(folder / GENERATION_CONFIG, generation_config(source))
     _write_tokenizer(folder, source)
-    shards = split_into_shards(sizes, max_shard_size)
+    shards = split_into_shards({name: math.prod(shapes[name]) * dtype.itemsize for name in shapes}, max_shard_size)
     wanted = {name: dtype for shard in shards for name in shard}
     tensors = prefetched(source, wanted, qkv=HUGGING_FACE, conv1d=True)
     files: Files = {}
@@ -72,7 +72,9 @@ def write_folder(
         theirs = {hugging_face_name(name): (dtype, shapes[name]) for name in shard}
         files[file] = write_file(folder / file, theirs, islice(tensors, len(shard)), progress)
     if len(shards) > 1:
-        write_json(folder / INDEX, _index(shapes, dict(zip(files, shards, strict=True)), dtype))
+        places = {hugging_face_name(name): file for file, shard in zip(files, shards, strict=True) for name in shard}
+        totals = {"total_parameters": source.model.parameters, "total_size": needed}
+        write_json(folder / INDEX, {"metadata": totals, "weight_map": places})
     return files
 
 
@@ -82,11 +84,6 @@ def written_shapes(source: Source) -> dict[str, tuple[int, ...]]:
     layers = sorted(source.tensors.keys() - root, key=lambda name: (layer_of(name), name))
     names = (*root[:2], *layers, *root[2:])  # the embeddings, the layers, the last norm
     return {name: leaf_of(name).shape(source.model.sizes, conv1d=True) for name in names}
-
-
-def written_sizes(source: Source, dtype: torch.dtype) -> dict[str, int]:
-    """The bytes of the same tensors as `dtype`."""
-    return {name: math.prod(shape) * dtype.itemsize for name, shape in written_shapes(source).items()}
 
 
 def split_into_shards(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
@@ -104,16 +101,6 @@ def split_into_shards(sizes: Mapping[str, int], limit: float) -> list[list[str]]
         current.append(name)
         used += size
     return [*shards, current] if current else shards
-
-
-def _index(
-    shapes: Mapping[str, tuple[int, ...]], shards: Mapping[str, list[str]], dtype: torch.dtype
-) -> dict[str, Any]:
-    count = sum(map(math.prod, shapes.values()))
-    return {
-        "metadata": {"total_parameters": count, "total_size": count * dtype.itemsize},
-        "weight_map": {hugging_face_name(name): file for file, names in shards.items() for name in names},
-    }
 
 
 def tokenizer_of(source: Source) -> Tokenizer | None:

@@ -24,7 +24,7 @@ from convert.assemble import assemble
 from convert.megatron_args import args_of, check_split, padded_rows
 from convert.pt import load_pt
 from convert.sources.source import Architecture, Source
-from convert.stored import StoredTensor
+from training.checkpoint.files import StoredTensor
 from training.tensors import HEAD, LAYER_LEAVES, ROOT_LEAVES, Leaf, leaf_of
 
 _FILE = "model_optim_rng.pt"

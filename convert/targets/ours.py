@@ -20,10 +20,13 @@ def write(source: Source, folder: Path, plan: Plan) -> Path:
     Memory: one tensor per writing thread.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    sizes = source.model.sizes
+    shapes = {f"{kind}.{name}": leaf_of(name).shape(sizes) for kind in ("model", *MOMENTS) for name in source.tensors}
+    shapes["step"] = ()
     return checkpoint.write(
         SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train),
-        {key: Shard(shape, (0,) * len(shape), shape) for key in _keys(source) for shape in [_shape(source, key)]},
-        _Assembled(source),
+        {key: Shard(shape, (0,) * len(shape), shape) for key, shape in shapes.items()},
+        _Assembled(source, shapes),
         progress(source, plan),
         Replicas(),
     )
@@ -35,33 +38,24 @@ def progress(source: Source, plan: Plan) -> Progress:
     return Progress(iteration, iteration * plan.experiment.train.global_batch_size if consumed is None else consumed)
 
 
-def _keys(source: Source) -> list[str]:
-    return [f"{kind}.{name}" for kind in ("model", *MOMENTS) for name in source.tensors] + ["step"]
-
-
-def _shape(source: Source, key: str) -> tuple[int, ...]:
-    """The shape of a tensor in a checkpoint of ours."""
-    return () if key == "step" else leaf_of(key.partition(".")[2]).shape(source.model.sizes)
-
-
 class _Assembled(Mapping[str, Tensor]):
-    """The tensors of a checkpoint of ours by name, each made when it is asked for."""
+    """The tensors of a checkpoint of ours by name, each made when it is asked for; absent moments are zeros."""
 
-    def __init__(self, source: Source) -> None:
-        self.source, self.moments, self.keys_ = source, source.has_moments, _keys(source)
+    def __init__(self, source: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.source, self.shapes, self.has_moments = source, shapes, source.has_moments
 
     def __getitem__(self, key: str) -> Tensor:
         kind, _, name = key.partition(".")
-        if key == "step":
-            return torch.tensor(float(self.source.step or 0) if self.moments else 0.0)
         if kind == "model":
             return assemble(self.source, name, dtype=torch.float32)
-        if self.moments:
-            return assemble(self.source, name, dtype=torch.float32, tensor=self.source.moments[kind][name])
-        return torch.zeros(_shape(self.source, key))
+        if not self.has_moments:
+            return torch.zeros(self.shapes[key])
+        if kind == "step":
+            return torch.tensor(float(self.source.step or 0))
+        return assemble(self.source, name, dtype=torch.float32, tensor=self.source.moments[kind][name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.keys_)
+        return iter(self.shapes)
 
     def __len__(self) -> int:
-        return len(self.keys_)
+        return len(self.shapes)

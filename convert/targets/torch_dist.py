@@ -51,7 +51,7 @@ def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
 
     Tensors are those of the whole model and load in any layout: `tp` decides how many rows the vocabulary is padded
     to, a multiple of 128 * tp, and both are recorded in args. Raises CheckpointError if the model cannot be split over
-    tp x pp ranks or has an activation that Megatron lacks, and OSError if a file cannot be written.
+    tp x pp ranks, and OSError if a file cannot be written.
     """
     model = source.model
     recorded, rows = args_of(source, tp, pp, "torch_dist"), padded_rows(source, tp)

@@ -9,9 +9,9 @@ import sys
 import types
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,8 +46,6 @@ class Run:
     frozen: tuple[str, ...] = ()
     """Keys of weights that were not trained."""
     model: Architecture = SMALL
-    state: Mapping[str, Any] = field(default_factory=dict)
-    """More keys of the model files."""
 
     @property
     def megatron(self) -> bool:
@@ -160,6 +158,11 @@ def edit(path: Path, change: Callable[[Any], object]) -> None:
         torch.save(content, path)
 
 
+def inside(pattern: str, change: Callable[[Any], object]) -> Callable[[Path], object]:
+    """`edit` of the files of a checkpoint whose paths in its folder match."""
+    return lambda folder: [edit(path, change) for path in sorted(folder.glob(pattern))]
+
+
 def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors) -> None:
     trained = {key: tensor for key, tensor in tensors.items() if key not in run.frozen}
     groups = [{key: t for key, t in trained.items() if (t.dim() > 1) == decayed} for decayed in (True, False)]
@@ -189,7 +192,6 @@ def _write_rank(folder: Path, run: Run, rank: int, tensors: Tensors) -> None:
         recorded = recorded_args(Layout(version=2.0, tensor=run.tensor, model=run.model))
         del recorded["pipeline_model_parallel_size"]
         state["args"] = Namespace(**recorded | {"consumed_train_samples": SAMPLES})
-    state |= run.state
     if run.stage < 3:
         torch.save(state, folder / f"mp_rank_{rank:02d}_model_states.pt")
     for data in range(run.data):

@@ -6,12 +6,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from common.errors import CheckpointError
 from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
+from convert.arguments import Options
 from convert.assemble import HUGGING_FACE, assemble
+from convert.sources.find import open_source
 from convert.sources.source import QKV, Architecture, Block, Sharded, Source, whole
 from convert.targets.huggingface import write_folder
 from tests.convert.encoded import SMALL
@@ -77,9 +81,28 @@ def in_other_blocks(source: Source) -> Source:
     return replace(source, tensors={name: in_blocks(one.read(), 3, 2) for name, one in source.tensors.items()})
 
 
-def merged(source: Source) -> dict[str, Tensor]:
-    """All tensors of a source, in our layout."""
-    return {name: assemble(source, name) for name in source.tensors}
+def merged(source: Source, moment: str = "") -> dict[str, Tensor]:
+    """All tensors of a source, or a moment of each, in our layout."""
+    return {
+        name: assemble(source, name, tensor=source.moments[moment][name] if moment else None) for name in source.tensors
+    }
+
+
+def refused(folder: Path, *parts: str, **options: Any) -> None:
+    """Opening raises an error of one line, which names the folder and has all `parts`, such as a file or a key."""
+    with pytest.raises(CheckpointError) as caught:
+        open_source(folder, Options(**options))
+    message = str(caught.value)
+    assert "\n" not in message and str(folder) in message, message
+    for part in parts:
+        assert part in message, message
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Each of two files or folders gets the name of the other."""
+    aside = one.with_name("aside")
+    for source, target in ((one, aside), (other, one), (aside, other)):
+        source.rename(target)
 
 
 def write_pretrained(

@@ -6,8 +6,8 @@ Nothing here uses `convert`, whose readers and writers these files are for.
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,6 @@ class Layout:
     """None: none for the 2019 names, else what Megatron-LM records; an empty mapping: no args."""
     padding: str = "zeros"
     """Of the embedding: zeros, or last (its last row again, as in Megatron-LM's converter)."""
-    edit: Callable[[int, int, dict[str, Any]], None] = field(default=lambda stage, rank, content: None)
-    """Changes a file's content before it is saved."""
 
 
 def padded(model: Architecture, tensor: int) -> int:
@@ -218,7 +216,6 @@ def write(folder: Path, layout: Layout) -> Path:
     for stage in range(layout.pipeline):
         for rank in range(layout.tensor):
             content = content_of(layout, truth(layout.model), stage, rank)
-            layout.edit(stage, rank, content)
             path = folder / folder_name(layout, stage, rank) / FILE
             path.parent.mkdir(parents=True)
             torch.save(content, path, _use_new_zipfile_serialization=layout.names != "2019")

@@ -1,7 +1,8 @@
-"""The command itself, on a checkpoint of every origin: transformers gets the model's logits, and no pickle is run."""
+"""The commands on a checkpoint of every origin: verified, merged with the model's logits, and no pickle is run."""
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from convert.merge_mp import main
 from tests.convert import deepspeed_files, megatron_files
 from tests.convert.encoded import SMALL, truth
 from tests.convert.sources import torch_dist_files
-from tests.helpers import run_main
+from tests.helpers import assert_one_line_error, called, run_main
 from tests.numerics import assert_close, logit_terms, tolerance
 from tests.training.checkpoint.planted import Touch, write_metadata
 from training.inference.load import load_model, model_from_weights
@@ -94,11 +95,11 @@ def test_a_checkpoint_of_any_origin_is_whole_and_gives_transformers_the_same_log
 def test_drift_that_was_planted_in_one_replica_is_reported_with_its_tensor_and_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def drift(stage: int, rank: int, content: dict[str, Any]) -> None:
-        if rank == 3:
-            content["model"]["decoder.layers.2.mlp.linear_fc2.bias"][5] += 0.25
+    def drift(content: dict[str, Any]) -> None:
+        content["model"]["decoder.layers.2.mlp.linear_fc2.bias"][5] += 0.25
 
-    megatron(names="core", version=3.0, tensor=4, edit=drift)(tmp_path / "run")
+    megatron(names="core", version=3.0, tensor=4)(tmp_path / "run")
+    deepspeed_files.inside("*/mp_rank_03/*", drift)(tmp_path / "run")
     assert run_main(main, "--checkpoint", tmp_path / "run", "--output", tmp_path / "merged") == 0
     warning = capsys.readouterr().err
     assert "0.25" in warning and "h.2.mlp.c_proj.bias of tensor rank 3" in warning
@@ -112,3 +113,50 @@ def test_a_pickle_in_a_foreign_folder_is_never_run(tmp_path: Path) -> None:
     write_metadata(tmp_path / "run" / "iter_0000100", Touch(tmp_path / "mark"))
     assert run_main(main, "--checkpoint", tmp_path / "run", "--output", tmp_path / "merged") == 2
     assert os.listdir(tmp_path) == ["run"]
+
+
+CORE = megatron(names="core", version=3.0, tensor=2, pipeline=2)
+RANK = "run/iter_0000100/mp_rank_01_001"
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("folder", "spoil", "named"),
+    [
+        ("run", lambda here: flip(here / RANK / "model_optim_rng.pt"), (RANK,)),
+        ("run", lambda here: shutil.rmtree(here / RANK), (RANK, "missing")),
+        (
+            "run",
+            lambda here: shutil.copyfile(
+                here / RANK.replace("_01_", "_00_") / "model_optim_rng.pt", here / RANK / "model_optim_rng.pt"
+            ),
+            (RANK, "mp_rank_00_001", "copied"),
+        ),
+        ("merged", lambda here: flip(here / "merged" / "model.safetensors"), ("merged/model.safetensors",)),
+        ("merged", lambda here: flip(here / "merged" / "README.md"), ("merged/README.md",)),
+        ("merged", lambda here: (here / "merged" / "merge_report.json").unlink(), ("merge_report.json", "missing")),
+        ("merged", lambda here: (here / "merged" / "training.json").write_text("{"), ("training.json",)),
+    ],
+)
+def test_what_is_damaged_missing_or_copied_is_named_in_a_line(
+    folder: str, spoil: Callable[[Path], object], named: tuple[str, ...], tmp_path: Path
+) -> None:
+    CORE(tmp_path / "run")
+    if folder == "merged":
+        assert run_main(main, "--checkpoint", tmp_path / "run", "--output", tmp_path / "merged") == 0
+    spoil(tmp_path)
+    assert_one_line_error(called("convert.verify", tmp_path / folder), *named)
+
+
+def test_the_last_save_of_a_run_is_meant_even_if_an_older_one_is_whole(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Path(shutil.copytree(tiny_run / "models" / "tiny", tmp_path / "tiny"))
+    assert run_main(verify.main, model) == 0 and "iteration 20, " in capsys.readouterr().out
+    flip(model / "iter_0000020" / "rank_0_0.safetensors")
+    assert_one_line_error(called("convert.verify", model), "iter_0000020/rank_0_0.safetensors")

@@ -41,12 +41,17 @@ def test_the_padded_vocabulary_is_not_the_vocabulary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fused", "openai", "activation"), [(True, False, "gelu_new"), (False, True, "gelu_new"), (False, False, "gelu")]
+    ("kernels", "activation"),
+    [
+        ({"bias_gelu_fusion": True, "openai_gelu": False}, "gelu_new"),
+        ({"bias_gelu_fusion": False, "openai_gelu": True}, "gelu_new"),
+        ({"bias_gelu_fusion": False, "openai_gelu": False}, "gelu"),
+        ({"openai_gelu": False}, "gelu"),  # before there was a fused GELU
+    ],
 )
-def test_the_activation_is_that_of_the_kernel_that_ran(fused: bool, openai: bool, activation: str) -> None:
-    assert read(bias_gelu_fusion=fused, openai_gelu=openai).constants["activation"] == activation
-    given = read(Options(activation="gelu_new"), bias_gelu_fusion=fused, openai_gelu=openai)
-    assert given.constants["activation"] == "gelu_new"
+def test_the_activation_is_that_of_the_kernel_that_ran(kernels: dict[str, bool], activation: str) -> None:
+    assert read(**kernels).constants["activation"] == activation
+    assert read(Options(activation="gelu_new"), **kernels).constants["activation"] == "gelu_new"
 
 
 @pytest.mark.parametrize(

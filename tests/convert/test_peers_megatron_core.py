@@ -1,37 +1,67 @@
-"""megatron-core's own model on CPU: its torch_dist is read as it is, and what we write is what it loads.
+"""megatron-core's own model on CPU: it loads what we write, with equal logits, and we read what it saves.
 
 Needs `pip install --no-deps megatron-core`.
 """
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import GPT2LMHeadModel
 
 from common.settings import ModelSettings
 from convert.arguments import Options
-from convert.sources.torch_dist import open_folder
+from convert.sources.find import open_source
+from convert.sources.source import Source
+from convert.targets.huggingface import write_folder
+from convert.targets.megatron import write_v3
 from convert.targets.torch_dist import write
 from tests.convert import megatron_core_job
 from tests.convert.encoded import SMALL, assert_equal, truth
-from tests.convert.helpers import source_of
-from tests.convert.sources.checks import merged
+from tests.convert.helpers import as_conv1d, merged, source_of
 from tests.numerics import assert_close, logit_terms
 from training.inference.load import model_from_weights
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+pytest.importorskip("megatron.core", reason="pip install -e '.[peers]', or pip install --no-deps megatron-core")
+pytestmark = pytest.mark.slow
+OTHER = {"tied": False, "activation": "gelu", "n_inner": 64, "layer_norm_epsilon": 1e-3}
+TOKENS = torch.arange(megatron_core_job.TOKENS)[None]
 
 
-@pytest.mark.slow
-def test_it_loads_what_we_write_and_we_read_what_it_saves(tmp_path: Path) -> None:
-    (tmp_path / "saved").mkdir()
-    write(source_of(truth(), iteration=7), tmp_path, tp=2, pp=2)
-    job = [sys.executable, megatron_core_job.__file__, tmp_path / "iter_0000007", "2", "2", tmp_path / "saved"]
+def loaded(folder: Path, tensor: int, pipeline: int, **options: Any) -> tuple[Source, Tensor]:
+    """What megatron-core saves after it has loaded the checkpoint in `folder`, and its logits."""
+    saved = folder.with_name("saved")
+    saved.mkdir()
+    job = [sys.executable, megatron_core_job.__file__, folder, tensor, pipeline, saved]
     result = subprocess.run(list(map(str, job)), capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
-    source = open_folder(tmp_path / "saved", Options(vocab_size=SMALL.vocab_size))
+    return open_source(saved, Options(**options)), torch.load(saved / "logits.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline", "changes"), [(2, 2, {}), (2, 1, OTHER)])
+def test_files_of_ranks_have_the_logits_of_transformers(
+    tensor: int, pipeline: int, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    model, theirs = replace(SMALL, **changes), tmp_path / "theirs"
+    theirs.mkdir()
+    write_v3(as_conv1d(truth(model), model), tmp_path, tp=tensor, pp=pipeline)
+    source, found = loaded(tmp_path / "release", tensor, pipeline)
+    assert source.model == model
+    assert_equal(merged(source), truth(model), model)
+    write_folder(theirs, source)
+    with torch.no_grad():
+        expected = GPT2LMHeadModel.from_pretrained(theirs).eval()(TOKENS).logits[0]
+    assert_close(found, expected, terms=logit_terms(model))
+
+
+def test_torch_dist_has_our_logits_and_its_moments_are_read(tmp_path: Path) -> None:
+    write(source_of(truth(), iteration=7), tmp_path, tp=2, pp=2)
+    source, found = loaded(tmp_path / "iter_0000007", 2, 2, vocab_size=SMALL.vocab_size)
     assert "stacked" in source.layout and "tensor 2 x pipeline 2" in source.layout
     assert (source.model, source.iteration, source.step) == (SMALL, 7, 1)
     assert_equal(merged(source), truth())
@@ -40,7 +70,6 @@ def test_it_loads_what_we_write_and_we_read_what_it_saves(tmp_path: Path) -> Non
         torch.testing.assert_close(first[name], 0.1 * gradient)
         torch.testing.assert_close(second[name], 0.001 * gradient**2)
     sizes = ModelSettings(n_layer=4, n_head=8, n_embd=32, seq_len=24, vocab_size=300)
-    found = torch.load(tmp_path / "saved" / "logits.pt", weights_only=True)
     with torch.no_grad():
-        expected = model_from_weights(sizes, truth())(torch.arange(megatron_core_job.TOKENS)[None])[0]
+        expected = model_from_weights(sizes, truth())(TOKENS)[0]
     assert_close(found, expected, terms=logit_terms(SMALL))

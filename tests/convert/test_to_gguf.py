@@ -162,14 +162,6 @@ def test_the_file_holds_every_tensor_and_key(trained: Tokenizer, dtype: str, tie
         assert (error <= bound).all() if dtype == "q8_0" and not exact else not error.any(), name
 
 
-def test_the_bytes_are_the_same_each_time_and_from_a_sharded_folder(trained: Tokenizer, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "one", trained)
-    (tmp_path / "two").mkdir()
-    model = replace(MODEL, vocab_size=600)
-    write_folder(tmp_path / "two", source_of(weights_of(model), model, tokenizer=trained), max_shard_size=20_000)
-    assert written(folder).read_bytes() == written(tmp_path / "two").read_bytes() == written(folder).read_bytes()
-
-
 def test_what_llama_cpp_cannot_load_is_one_line_and_leaves_the_older_file(
     trained: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

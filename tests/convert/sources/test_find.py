@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from convert.sources.find import open_source
 from tests.convert.deepspeed_files import Run, write_tag
 from tests.convert.encoded import SMALL
-from tests.convert.sources import checks
-
-refused = partial(checks.refused, open_source)
+from tests.convert.helpers import refused
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +13,22 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from convert.arguments import Options
 from convert.assemble import assemble
-from convert.sources.find import open_source
 from convert.sources.huggingface import matches, open_folder
 from convert.sources.source import QKV, Source
-from convert.stored import StoredTensor
 from tests.convert.encoded import SMALL, assert_equal, truth
-from tests.convert.sources import checks
-from tests.convert.sources.checks import merged
+from tests.convert.helpers import as_conv1d, merged, refused
+from training.checkpoint.files import StoredTensor
 from training.huggingface.origin import Origin, write_origin
 
-refused = partial(checks.refused, open_source)
 SIZES = {key: getattr(SMALL, key) for key in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")}
 CONFIG = {"model_type": "gpt2", **SIZES}
-LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 PARTS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 
 
 def theirs(prefix: str = "", weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Hugging Face's layout of our weights: [in, out], columns of c_attn [(q, k, v), head, dim]."""
-    found = {}
-    for name, tensor in (weights or truth()).items():
-        if ".c_attn." in name:
-            heads = tensor.view(SMALL.n_head, 3, -1, *tensor.shape[1:])
-            tensor = torch.cat([heads[:, part].flatten(0, 1) for part in range(3)])
-        found[prefix + name] = (tensor.t() if name.endswith(LINEAR) else tensor).contiguous()
-    return found
+    tensors = as_conv1d(weights or truth()).tensors
+    return {prefix + name: tensor.read() for name, tensor in tensors.items()}
 
 
 def make(folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> Path:
@@ -155,18 +145,41 @@ def test_padding_rows_are_left_out_if_the_tokenizer_or_a_flag_says_how_many(tmp_
     refused(folder, "--vocab-size", "321", "320 rows", vocab_size=321)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("model_type", "llama"),
-        ("activation_function", "relu"),
-        ("n_head", "8"),
-        ("n_layer", 3),
-        ("resid_pdrop", 1.0),
-    ],
-)
-def test_a_config_of_another_network_or_another_size_is_refused_by_key(tmp_path: Path, key: str, value: Any) -> None:
-    refused(make(tmp_path, theirs(), **{key: value}), "config.json", key, str(value))
+Tensors = dict[str, Tensor]
+Change = Callable[[Tensors], object]
+
+
+def same(_tensors: Tensors) -> None:
+    """No change."""
+
+
+def twice(tensors: Tensors) -> None:
+    tensors["transformer.wpe.weight"] = tensors["wpe.weight"].clone()
+
+
+REFUSED: list[tuple[Change, dict[str, Any], list[str]]] = [
+    (same, {"model_type": "llama"}, ["config.json", "model_type", "llama"]),
+    (same, {"activation_function": "relu"}, ["config.json", "activation_function", "relu"]),
+    (same, {"n_head": "8"}, ["config.json", "n_head", "8"]),
+    (same, {"n_layer": 3}, ["config.json", "n_layer", "3"]),
+    (same, {"resid_pdrop": 1.0}, ["config.json", "resid_pdrop", "1.0"]),
+    (same, {"n_head": 5}, ["5 heads"]),
+    (same, {"n_head": None}, ["--num-heads"]),
+    (lambda found: found.pop("h.2.ln_1.bias"), {}, ["'h.2.ln_1.bias'"]),
+    (lambda found: found.update({"score.weight": torch.zeros(2)}), {}, ["'score.weight'"]),
+    (twice, {}, ["wpe.weight", "twice"]),
+    (lambda found: found.update({"wpe.weight": torch.ones(24, 32).to(torch.int8)}), {}, ["'wpe.weight'", "int8"]),
+    (lambda found: found.update({"h.1.attn.c_proj.weight": torch.ones(32, 31)}), {}, ["c_proj.weight'", "[32, 31]"]),
+]
+
+
+@pytest.mark.parametrize(("change", "config", "parts"), REFUSED, ids=[" ".join(parts) for *_, parts in REFUSED])
+def test_what_is_no_gpt2_is_refused_by_key_or_tensor(
+    tmp_path: Path, change: Change, config: dict[str, Any], parts: list[str]
+) -> None:
+    tensors = theirs()
+    change(tensors)
+    refused(make(tmp_path, tensors, **config), *parts)
 
 
 def test_a_flag_that_contradicts_the_folder_is_refused(tmp_path: Path) -> None:
@@ -175,27 +188,6 @@ def test_a_flag_that_contradicts_the_folder_is_refused(tmp_path: Path) -> None:
     refused(folder, "--activation is gelu", "gelu_pytorch_tanh", activation="gelu")
     refused(folder, "--qkv-version is 3", qkv_version=3)
     assert read(folder, num_heads=8, activation="gelu_new", qkv_version=0).model.n_head == 8
-    refused(make(tmp_path, theirs(), n_head=5), "5 heads")
-    refused(make(tmp_path, theirs(), n_head=None), "--num-heads")
-
-
-Change = Callable[[dict[str, Tensor]], object]
-
-
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        (lambda found: found.pop("h.2.ln_1.bias"), ["'h.2.ln_1.bias'"]),
-        (lambda found: found.update({"score.weight": torch.zeros(2)}), ["'score.weight'"]),
-        (lambda found: found.update({"transformer.wpe.weight": found["wpe.weight"].clone()}), ["wpe.weight", "twice"]),
-        (lambda found: found.update({"wpe.weight": found["wpe.weight"].to(torch.int8)}), ["'wpe.weight'", "int8"]),
-        (lambda found: found.update({"h.1.attn.c_proj.weight": torch.zeros(32, 31)}), ["c_proj.weight'", "[32, 31]"]),
-    ],
-)
-def test_tensors_that_are_no_gpt2_are_refused_by_name(tmp_path: Path, change: Change, parts: list[str]) -> None:
-    tensors = theirs()
-    change(tensors)
-    refused(make(tmp_path, tensors), *parts)
 
 
 def test_damaged_and_missing_files_are_refused_by_name(tmp_path: Path) -> None:
@@ -216,10 +208,9 @@ def test_damaged_and_missing_files_are_refused_by_name(tmp_path: Path) -> None:
         refused(tmp_path, index.name)
     config.write_text("{")
     refused(tmp_path, config.name)
-
-
-def test_a_bin_that_holds_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    config.write_text(json.dumps(CONFIG))
+    for path in (index, *tmp_path.glob("*.safetensors")):
+        path.unlink()
     for content in ([1], {"wte.weight": 3}):
         torch.save(content, tmp_path / "pytorch_model.bin")
         refused(tmp_path, "pytorch_model.bin")

@@ -14,13 +14,12 @@ from transformers import GPT2LMHeadModel
 from common.files import read_json
 from convert.merge_mp import main
 from convert.sources.find import open_source
-from tests.convert.sources import checks
+from tests.convert.helpers import refused
 from tests.helpers import run_main
 from tests.numerics import assert_close, logit_terms
 from tests.training.helpers import Capsys
 from training.inference.load import load_model
 
-refused = partial(checks.refused, open_source)
 LAYER = {  # GPT-2's names in order, and PyTorch's
     "ln_1.": "norm1.",
     "attn.c_attn.": "self_attn.in_proj_",

@@ -6,19 +6,15 @@ import resource
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from common.errors import CheckpointError
 from convert import merge_mp, to_megatron
 from convert.sources.find import open_source
-from convert.sources.source import Architecture
 from convert.targets import torch_dist
 from convert.targets.huggingface import write_folder
 from convert.targets.megatron import write_v3
@@ -62,38 +58,6 @@ def test_a_file_has_what_megatron_writes(tensor: int, pipeline: int, made: Calla
             assert vars(expected["args"]).items() <= (vars(found["args"]) | {"rank": 0}).items()
 
 
-@settings(max_examples=10)
-@given(data=st.data())
-def test_what_is_written_is_read_again_bit_by_bit(data: st.DataObject) -> None:
-    names = data.draw(st.sampled_from(sorted(WRITERS)))
-    tensor, pipeline = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
-    heads = tensor * data.draw(st.integers(1, 2))
-    width = heads * data.draw(st.sampled_from([1, 2, 3, 5]))
-    model = Architecture(
-        n_layer=pipeline * data.draw(st.integers(1, 2)),
-        n_head=heads,
-        n_embd=width,
-        n_positions=data.draw(st.integers(1, 5)),
-        n_inner=tensor * data.draw(st.integers(1, 7)),
-        vocab_size=data.draw(st.integers(2, 400)),
-        activation=data.draw(st.sampled_from(["gelu_new", "gelu"])),
-        layer_norm_epsilon=1e-6,
-        tied=data.draw(st.booleans()),
-        dropout=0.25,
-    )
-    dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
-    iteration = data.draw(st.sampled_from([None, 7]))
-    weights = {name: value.to(dtype) for name, value in truth(model).items()}
-    made = data.draw(st.sampled_from([as_conv1d, source_of]))
-    with TemporaryDirectory() as folder:
-        WRITERS[names](made(weights, model, iteration=iteration), Path(folder), tp=tensor, pp=pipeline)
-        assert os.path.isdir(f"{folder}/{'iter_0000007' if iteration else 'release'}")
-        again = open_source(Path(folder))
-        assert again.model == model
-        assert again.iteration == (iteration or 0)
-        assert_equal(merged(again), weights, model)
-
-
 def test_megatron_core_finds_its_keys_and_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DCP's own reader; what Megatron-LM's check_checkpoint_args reads; the file that names the backend."""
     monkeypatch.setattr(torch_dist, "_FILE", 1 << 16)  # several files
@@ -115,7 +79,6 @@ def test_megatron_core_finds_its_keys_and_its_arguments(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("names", "changes", "sizes", "named"),
     [
-        ("core", {"activation": "relu"}, (1, 1), "relu"),
         ("core", {}, (3, 1), "--tp 3"),
         ("core", {}, (1, 3), "--pp 3"),
         ("torch_dist", {"n_inner": 6}, (4, 1), "--tp 4"),
@@ -130,7 +93,7 @@ def test_what_a_format_cannot_hold_is_refused_before_anything_is_written(
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
-OTHER = replace(SMALL, tied=False, n_inner=96, activation="gelu", layer_norm_epsilon=1e-6)
+OTHER = replace(SMALL, tied=False, n_inner=96, activation="gelu", layer_norm_epsilon=1e-6, dropout=0.25)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +110,7 @@ def test_the_weights_come_back_byte_for_byte(form: str, tp: int, pp: int, dtype:
     first.mkdir()
     write_folder(first, source_of({name: weight.to(dtype) for name, weight in truth(OTHER).items()}, OTHER))
     there = ("--checkpoint", first, "--output", middle, "--format", form, "--tp", tp, "--pp", pp)
-    assert run_main(to_megatron.main, *there) == 0
+    assert run_main(to_megatron.main, *there) == 0 and (middle / "release").is_dir()
     assert run_main(merge_mp.main, "--checkpoint", middle, "--output", second) == 0
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (second / name).read_bytes() == (first / name).read_bytes(), name

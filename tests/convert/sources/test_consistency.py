@@ -1,5 +1,6 @@
-"""Damage in a file of any format is refused with the file's name, or changes nothing."""
+"""Damage in a file of any format is refused with its name, or changes nothing; copies are compared bit for bit."""
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -13,15 +14,14 @@ from hypothesis import strategies as st
 
 from common.errors import CheckpointError
 from convert.arguments import Options
-from convert.sources.consistency import check_distinct
+from convert.sources.consistency import Replicas, check_distinct, compare_replicas
 from convert.sources.find import open_source
-from convert.sources.source import Architecture
+from convert.sources.source import Architecture, whole
 from tests.convert.deepspeed_files import Run, write_tag
 from tests.convert.encoded import assert_equal, truth
-from tests.convert.helpers import LoadedTensor
+from tests.convert.helpers import LoadedTensor, merged, source_of
 from tests.convert.megatron_files import Layout, write
 from tests.convert.sources import torch_dist_files
-from tests.convert.sources.checks import merged
 
 TINY = Architecture(n_layer=2, n_head=4, n_embd=16, n_positions=8, n_inner=32, vocab_size=40)
 OPTIONS = Options(num_heads=4, vocab_size=40)
@@ -51,8 +51,8 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def assert_right_or_refused(folder: Path, file: Path) -> None:
     """The weights are right, or the error is one line that names the file, or another of its rank if it is gone."""
     model = MODELS.get(folder.name, TINY)
-    whole = truth(model)
-    expected = {name: tensor.bfloat16() for name, tensor in whole.items()} if folder.name == "zero0" else whole
+    weights = truth(model)
+    expected = {name: tensor.bfloat16() for name, tensor in weights.items()} if folder.name == "zero0" else weights
     try:
         assert_equal(merged(open_source(folder, OPTIONS)), expected, model)
     except CheckpointError as error:
@@ -106,3 +106,33 @@ def test_a_file_that_was_copied_over_that_of_another_rank_is_named(
 
 def test_equal_constants_are_no_copies() -> None:
     check_distinct([LoadedTensor(torch.zeros(3, 2)), LoadedTensor(torch.zeros(3, 2))])
+
+
+def with_copies(tensor: torch.Tensor, *copies: torch.Tensor) -> Replicas:
+    """Of a source with one tensor."""
+    held = {f"tensor rank {rank}": whole(LoadedTensor(copy)) for rank, copy in enumerate(copies, 1)}
+    sharded = replace(whole(LoadedTensor(tensor)), copies=held)
+    return compare_replicas(source_of({}, tensors={"ln_f.bias": sharded}))
+
+
+def test_drift_is_reported_with_tensor_holder_and_size() -> None:
+    tensor = torch.zeros(5, 3)
+    drifted = tensor.clone()
+    drifted[4, 1], drifted[2, 2] = 0.25, -0.5
+    found = with_copies(tensor, tensor.clone(), drifted)
+    assert found.compared == 2 and found.drifted == {("ln_f.bias", "tensor rank 2"): (2, 0.5)}
+    with pytest.raises(CheckpointError, match=r"'ln_f.bias' .*\[4\] .*tensor rank 1 .*\[3\]"):
+        with_copies(torch.zeros(3), torch.zeros(4))
+
+
+def test_every_bit_counts_and_what_is_not_finite_does_not_hide() -> None:
+    zero, nan = torch.zeros(3), torch.tensor([0.0, math.nan, 0.0])
+    assert not with_copies(nan, nan.clone()).drifted
+    assert [*with_copies(zero, -zero).drifted.values()] == [(3, 0.0)]
+    for first, second in ((zero, nan), (nan, zero)):
+        ((elements, largest),) = with_copies(first, second).drifted.values()
+        assert elements == 1 and math.isnan(largest)
+    ((_, infinite),) = with_copies(zero, torch.tensor([0.0, math.inf, 1.0])).drifted.values()
+    assert infinite == math.inf
+    long = torch.zeros(5 << 20)  # more than the rows that are read at a time
+    assert [*with_copies(long, torch.cat([long[1:], torch.ones(1)])).drifted.values()] == [(1, 1.0)]
