@@ -80,7 +80,9 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
         with (
             Stop(folder, lock) as stop,  # before it, a signal ends the process at once
             CheckpointWriter(saved, session.parameters, session.optimizer) as writer,
-            MetricsLogger(folder, experiment, world, session.timers, boards, progress, lock.is_held) as logger,
+            MetricsLogger(
+                folder, experiment, world, session.timers, boards, progress, plan.attention, lock.is_held
+            ) as logger,
         ):
             guard = Guard(train, experiment.watch, progress.guard)
             tokenizer = plan.tokenizer if train.sample_interval else None

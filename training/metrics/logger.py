@@ -56,12 +56,14 @@ class MetricsLogger:
         timers: Timers,
         boards: Sequence[Board] = (),
         progress: Progress = Progress(0, 0),  # noqa: B008 - frozen
+        attention: float = 1.0,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.folder, self.on_rank0, self._may_write = folder, world.rank == 0, may_write
         self._train, self._seq_len = experiment.train, experiment.model.seq_len
         self._world, self._timers, self._boards = world, timers, list(boards)
-        self._flops = flops_per_token(experiment.model)
+        self._flops = flops_per_token(experiment.model, attention)
+        self._attention = "full attention" if attention == 1 else f"{attention:.0%} of attention, within documents"
         self._peak = peak_tflops(world.device, self._train.precision, experiment.log.peak_tflops)  # 0: not known
         self._curves: dict[str, Curve] = {}
         self._meter: Meter | None = None
@@ -110,7 +112,7 @@ class MetricsLogger:
             peak = f"no known peak, so no MFU (models.{self.folder.name}.log.peak_tflops sets one)"
         return (
             f"{'device':<12}{self._world.size} x {device_name(device)}, {precision}, {peak}\n"
-            f"{'arithmetic':<12}{self._flops / 1e9:.4g} GFLOP per token ({CONVENTION}: without wpe, full attention, "
+            f"{'arithmetic':<12}{self._flops / 1e9:.4g} GFLOP per token ({CONVENTION}: without wpe, {self._attention}, "
             "no recompute)"
         )
 

@@ -18,9 +18,9 @@ from training.planning.machines import GIB, Machine, judges_this_machine, machin
 from training.planning.search import Prediction, fewest_gpus, search, smallest
 
 
-def predict(experiment: Experiment, machine: Machine) -> Prediction:
-    """Predict the memory and time of an experiment on a machine, in its layout."""
-    return Prediction(Workload.of(experiment, machine), Layout.of(experiment), machine)
+def predict(experiment: Experiment, machine: Machine, attention: float = 1.0) -> Prediction:
+    """Predict the memory and time of an experiment on a machine, in its layout; `attention` as in `Workload`."""
+    return Prediction(Workload.of(experiment, machine, attention), Layout.of(experiment), machine)
 
 
 def prepare(settings: Settings, name: str) -> Settings:

@@ -22,14 +22,16 @@ class Workload:
     """train.loss."""
     optimizer: str = "adamw"
     """train.optimizer."""
+    attention: float = 1.0
+    """Tokens that a token attends to, as a share of those in a whole sample."""
 
     @classmethod
-    def of(cls, experiment: Experiment, machine: Machine) -> Self:
+    def of(cls, experiment: Experiment, machine: Machine, attention: float = 1.0) -> Self:
         """The workload of an experiment on a machine: `auto` depends on it."""
         train = experiment.train
         precision = machine.precision if train.precision == "auto" else train.precision
         compiled = machine.device == "cuda" if train.compile == "auto" else train.compile != "none"
-        return cls(experiment.model, precision, compiled, train.loss, train.optimizer)
+        return cls(experiment.model, precision, compiled, train.loss, train.optimizer, attention)
 
     @property
     def element(self) -> int:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from common.console import text_table
 from common.errors import ConfigError
 from common.settings import ClusterSettings, Experiment, Settings, TokenizeSettings
@@ -19,6 +21,7 @@ from training.planning.fit import check_fits, gib, predict, resolve
 from training.planning.layout import by_part
 from training.planning.machines import Machine, this_cpu, this_gpu
 from training.planning.search import Prediction
+from training.planning.speed import within_documents
 from training.tensors import all_names
 
 if TYPE_CHECKING:
@@ -41,12 +44,22 @@ class Plan:
         """The tokenizer of the run; nothing is read before it is used."""
         return Tokenizer(vocabulary_files(self.tokenize.encoder_json, self.tokenize.vocab_bpe))
 
+    @cached_property
+    def attention(self) -> float:
+        """How many tokens a token attends to, as a share of those in a whole sample; 1 if documents are not apart."""
+        if not self.experiment.train.reset_attention_mask:
+            return 1.0
+        samples, weights = self.data.train.parts, self.data.train.weights
+        lengths = (each.corpus.lengths[each.part.start : each.part.stop] for each in samples)
+        shares = [within_documents(each, self.experiment.model.seq_len) for each in lengths]
+        return float(np.average(shares, weights=weights))
+
     @property
     def seconds(self) -> float | None:
         """The predicted duration of the whole run; None if unknown."""
         if self.machine is None or not self.machine.timed:
             return None
-        return self.experiment.train.iterations * predict(self.experiment, self.machine).step_seconds
+        return self.experiment.train.iterations * predict(self.experiment, self.machine, self.attention).step_seconds
 
     def text(self, done: int = 0, consumed_samples: int = 0) -> str:
         """The plan of a run that starts, or resumes after `done` iterations and `consumed_samples`."""
@@ -75,7 +88,7 @@ class Plan:
         if experiment.without_effect:
             rows["no effect"] = ", ".join(experiment.without_effect)
         if self.machine:
-            rows |= _predicted_rows(predict(experiment, self.machine), left)
+            rows |= _predicted_rows(predict(experiment, self.machine, self.attention), left)
         return f"{text_table(rows.items())}\n\n{self._data_table(samples)}"
 
     def as_dict(self, done: int = 0, consumed_samples: int = 0) -> dict[str, Any]:
@@ -83,7 +96,7 @@ class Plan:
         layout = self.experiment.parallel.factors + self._layout_notes()
         figures: dict[str, Any] = {}
         if self.machine:
-            prediction = predict(self.experiment, self.machine)
+            prediction = predict(self.experiment, self.machine, self.attention)
             figures["memory"] = {part: round(value) for part, value in by_part(prediction.memory).items()}
             figures |= {"memory_bytes": round(prediction.memory_bytes), "machine_bytes": self.machine.memory}
             if self.machine.timed:

@@ -79,7 +79,7 @@ class Prediction:
     def mfu(self) -> float:
         """The share of the peak that the model's work takes."""
         peak = self.layout.world_size * self.machine.peak_flops(self.workload.precision)
-        return self.tokens_per_second * flops_per_token(self.workload.model) / peak
+        return self.tokens_per_second * flops_per_token(self.workload.model, self.workload.attention) / peak
 
     @property
     def bubble_share(self) -> float:

@@ -8,6 +8,9 @@ docs/planning_model.md has the formulas; `python -m benchmarks.training planning
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from common.settings import ModelSettings
 from training.parallel.sizes import padded_vocab_size
 from training.planning.layout import Layout, Term, Workload
@@ -38,15 +41,29 @@ _EAGER_LOGIT = 56  # bytes per logit: seven passes over float32 copies, forward 
 _ADAMW = 40.0  # bytes per parameter: gradient norm 4, clipping 8, AdamW 28
 
 
-def flops_per_token(model: ModelSettings) -> int:
+def flops_per_token(model: ModelSettings, attention: float = 1.0) -> int:
     """Operations per token, forward and backward: 6 (N - wpe) + 12 L h s, with N parameters, L layers of width h.
 
     Per weight two operations in the forward pass and four in the backward pass, plus attention's two products. This is
     the model's work, whatever the layout or kernel: vocabulary padding and recompute do not count, the masked half of
-    attention does.
+    attention does. Where tokens attend within their document, attention counts times its share (`within_documents`).
     """
     positions = model.seq_len * model.n_embd  # wpe is only looked up; wte is multiplied in the head
-    return 6 * (model.parameters - positions) + 12 * model.n_layer * model.n_embd * model.seq_len
+    products = 12 * model.n_layer * model.n_embd * model.seq_len
+    return 6 * (model.parameters - positions) + round(products * attention)
+
+
+def within_documents(lengths: npt.NDArray[np.int64], seq_len: int) -> float:
+    """How many tokens a token attends to within its document, as a share of those in a whole sample.
+
+    The means over all tokens of documents with these `lengths`, cut into samples anywhere: token i of a document sees
+    itself and the min(i, u) before it, where its place u in the sample has every value from 0 to seq_len - 1.
+    """
+    first = np.arange(seq_len)
+    seen, whole = np.cumsum((first + 1) * (seq_len - first / 2) / seq_len), (seq_len + 1) / 2
+    filled = lengths[lengths > 0]
+    total = seen[np.minimum(filled, seq_len) - 1] + np.maximum(0, filled - seq_len) * whole
+    return float(total.sum() / (filled.sum() * whole))
 
 
 def busiest_traffic(workload: Workload, layout: Layout, machine: Machine) -> Traffic:
@@ -160,7 +177,7 @@ def attention_seconds(workload: Workload, layout: Layout, machine: Machine) -> t
     """
     model = workload.model
     head_size = model.n_embd // model.n_head
-    scores = layout.micro_batch_size * (model.n_head / layout.tensor) * model.seq_len**2 / 2
+    scores = layout.micro_batch_size * (model.n_head / layout.tensor) * model.seq_len**2 / 2 * workload.attention
     flops = PRODUCTS * machine.peak_flops(workload.precision)
     vector = (_SCORE + _SCORE_DROPOUT * (model.dropout > 0)) / (machine.gpu.float32_tflops * 1e12)
     forward = scores * (4 * head_size / flops + vector / 3) + _START
