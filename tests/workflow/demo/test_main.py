@@ -1,17 +1,17 @@
-"""The progress lines and the closing summary of `python -m workflow.demo`."""
+"""The closing summary of `python -m workflow.demo`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from common.config import load_settings
+from common.errors import ToolkitError
 from common.files import write_json
 from common.settings import Settings
 from tests.conftest import ROOT
 from tests.helpers import prose
 from workflow.demo import __main__ as demo
-from workflow.demo.summary import COLUMNS, LINES, summary
+from workflow.demo.__main__ import COLUMNS, LINES, summary
 
 
 def stats(path: Path, seen: int, kept: int, reasons: dict[str, int], **extra: int) -> None:
@@ -67,27 +67,7 @@ def test_the_summary_says_what_each_step_kept_and_how_the_loss_fell_on_one_scree
     assert "verbatim: no 8 tokens of it stand in the training data" in summary(settings)
 
 
-def test_a_long_job_is_named_with_the_last_line_of_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train/tiny.log").write_text("iteration 9\niteration 10\n")
-    said = 'echo "rule clean:"; echo "Finished jobid: 1 (Rule: clean)"; echo "rule train:"; sleep 0.8'
-    monkeypatch.setattr(demo, "SNAKEMAKE", ["sh", "-c", said])
-    monkeypatch.setattr(demo, "_SILENCE", 0.2)
-    demo.run_snakemake(tmp_path)
-    assert {line.split("  ")[-1] for line in capsys.readouterr().out.splitlines()} == {"train: iteration 10"}
-
-
-@pytest.mark.usefixtures("settings")
-def test_a_failure_shows_snakemakes_last_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def failing(code: str) -> Sequence[str]:
-        return ["sh", "-c", f"for n in $(seq 100); do echo line $n; done; exit {code}"]
-
-    monkeypatch.setattr(demo, "SNAKEMAKE", failing("3"))
-    with pytest.raises(demo.ToolkitError, match=r"3.*\.snakemake/log"):
-        demo.run_snakemake(Path())
-    shown = capsys.readouterr().out
-    assert "line 100\n" in shown and "line 40\n" not in shown
+def test_a_failure_names_where_the_output_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "SNAKEMAKE", ["sh", "-c", "exit 3"])
+    with pytest.raises(ToolkitError, match=r"exit code 3.*\.snakemake/log"):
+        demo.run_snakemake()
