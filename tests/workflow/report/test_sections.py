@@ -6,9 +6,9 @@ import pytest
 
 from tests.workflow.report.fake_run import BEGAN, finished_run
 from workflow.report.__main__ import render
-from workflow.report.layout import comparisons
 from workflow.report.models import trained_models
 from workflow.report.timing import Job, Work, timeline
+from workflow.report.training import comparisons
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 from common.errors import InputError
 from common.settings import Experiment
 from tests.workflow.report.fake_run import finished_run
-from workflow.report.curves import HOVERS, POINTS, curve_charts, thin
 from workflow.report.models import read_curve, trained_models
+from workflow.report.training import HOVERS, POINTS, curve_charts, thin
 
 TRAIN = {"iterations": 5, "clip_grad": 0.5}
 
