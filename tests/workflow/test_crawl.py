@@ -4,7 +4,8 @@ import pytest
 
 from common.errors import ConfigError
 from common.settings import Settings
-from workflow.snakefile import check_crawl, prepare_run
+from workflow.checks import check_crawl
+from workflow.snakefile import prepare_run
 
 
 def settings(run: Path, shards: int) -> Settings:

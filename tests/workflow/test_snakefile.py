@@ -16,16 +16,8 @@ from common.files import read_json
 from common.settings import Settings
 from corpus.text.filters import filters
 from tests.workflow.pipeline import LINKED, ROOT, snakemake
-from workflow.snakefile import (
-    check_evaluation,
-    check_files,
-    check_model,
-    check_names,
-    prepare_run,
-    print_results,
-    settings_for_workflow,
-    settings_of_job,
-)
+from workflow.checks import check_evaluation, check_files, check_model, check_names
+from workflow.snakefile import prepare_run, print_results, settings_for_workflow, settings_of_job
 
 SENTENCES = "A sentence of English words that is long enough to be told as English by anybody who reads it."
 CLEAN = "results/x/clean/0000.jsonl.zst"
@@ -126,7 +118,7 @@ def test_everything_that_a_configuration_names_is_checked_before_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for module in ("workflow.snakefile", "corpus.text.filters", "corpus.text.fasttext", "training.metrics.boards"):
+    for module in ("workflow.checks", "corpus.text.filters", "corpus.text.fasttext", "training.metrics.boards"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     for name in ("folder", "pointer"):
         Path(name).mkdir()

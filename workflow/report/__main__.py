@@ -26,6 +26,7 @@ from workflow.report.funnel import FunnelStep, documents_chart, funnel
 from workflow.report.models import Model, settings_of, split_samples, trained_models
 from workflow.report.timing import Clock, gantt_chart, timeline
 from workflow.report.training import comparisons, curve_charts, curve_rows, memory_chart
+from workflow.runs import moved
 
 
 def render(run: Path, settings: Settings | None = None) -> str:
@@ -48,7 +49,7 @@ def render(run: Path, settings: Settings | None = None) -> str:
         steps=steps,
         documents_chart=documents_chart(steps),
         corpus=corpus_figures(run, steps),
-        kept=kept_documents(run, known) if known else [],
+        kept=kept_documents(moved(known, run)) if known else [],
         models=models,
         charts=curve_charts(models),
         curve_rows=curve_rows,

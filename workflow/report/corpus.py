@@ -196,15 +196,13 @@ def corpus_figures(run: Path, steps: Sequence[FunnelStep]) -> Corpus:
     )
 
 
-def kept_documents(run: Path, settings: Settings) -> list[tuple[str, list[dict[str, Any]]]]:
+def kept_documents(settings: Settings) -> list[tuple[str, list[dict[str, Any]]]]:
     """A shard and the beginnings of its documents with the smallest ids (hashes), if the run has a dataset."""
-    prefix = run / settings.dataset_prefix.relative_to(settings.run)  # also in a run that was moved
+    prefix = settings.dataset_prefix
     if not suffixed(prefix, DOCUMENTS).is_file():
         return []
     table, index = DocumentTable(prefix), IndexedDataset(prefix)
-    own = [run / "tokenizer/encoder.json", run / "tokenizer/vocab.bpe"]
-    given = [settings.tokenize.encoder_json, settings.tokenize.vocab_bpe]
-    tokenizer = Tokenizer(vocabulary_files(*(own if own[0].is_file() else given)))
+    tokenizer = Tokenizer(vocabulary_files(settings.tokenize.encoder_json, settings.tokenize.vocab_bpe))
     ends = np.cumsum([documents for _, documents in table.shards])
     found = []
     for number in sorted({*np.linspace(0, len(ends) - 1, _SHARDS).astype(int).tolist()}):

@@ -11,7 +11,7 @@ import shlex
 from functools import cache
 from pathlib import Path
 
-from workflow import growing, snakefile
+from workflow import checks, snakefile
 from common import steps
 from corpus.index import content_of
 from common.files import REMOVED_IDS, find_inputs, sha256, shard_name
@@ -50,10 +50,15 @@ def rejects(step):
     return str(RUN / steps.named(step).rejects)
 
 
-def earlier(step):
-    """The options that leave out what the runs that this one extends have read; they may leave nothing."""
-    paths = growing.known(step, settings)
-    return f"--allow-empty --known {shlex.join(map(str, paths))}" if paths else ""
+def known(step):
+    """The options that leave out what the runs of `base` have read: URLs for blacklist, inputs in statistics for ingest."""
+    results = [steps.result(step, run) for run in settings.base]
+    paths = [
+        str(path.parent if step == "blacklist" else path)
+        for path in results
+        if path.is_file()
+    ]
+    return f"--allow-empty --known {shlex.join(paths)}" if paths else ""
 
 
 def runtime(rule, minutes):

@@ -36,7 +36,7 @@ rule blacklist:
         lists=hashes(settings.blacklist.domain_lists),
         urls=settings.urls,
         shards=settings.shards,
-        known=earlier("blacklist"),
+        known=known("blacklist"),
     shell:
         'python -m corpus.blacklist --config "$URLS_TO_GPT2_SETTINGS" --input {params.urls:q} '
         "--output-dir {RUN:q}/urls --shards {params.shards} --rejects {output.rejects:q} "
@@ -44,7 +44,7 @@ rule blacklist:
 
 
 def urls_to_fetch(wildcards):
-    check(snakefile.check_contact)
+    check(checks.check_contact)
     return result("blacklist")
 
 
@@ -106,7 +106,7 @@ rule ingest:
         settings=keys("ingest"),
         shards=settings.shards,
         rejects=rejects("ingest"),
-        known=earlier("ingest"),
+        known=known("ingest"),
     shell:
         'python -m corpus.ingest --config "$URLS_TO_GPT2_SETTINGS" --output-dir {RUN:q}/ingest '
         "--shards {params.shards} --rejects {params.rejects:q} --stats {output.stats:q} --workers {threads} "

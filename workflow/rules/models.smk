@@ -19,13 +19,13 @@ def made_data(model, *suffixes):
 
 
 def data_to_train(wildcards):
-    check(snakefile.check_model, wildcards.model)
+    check(checks.check_model, wildcards.model)
     return made_data(wildcards.model, "bin", "idx")
 
 
 def data_to_evaluate(wildcards):
     if not Path(result("evaluate").format(model=wildcards.model)).exists():
-        check(snakefile.check_evaluation)
+        check(checks.check_evaluation)
     return made_data(wildcards.model, "idx")
 
 

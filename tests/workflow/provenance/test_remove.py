@@ -28,10 +28,10 @@ from tests.training.test_train import tensors
 from tests.workflow.pipeline import planned
 from training.trace import Trace
 from workflow.cards.content import without_tombstones
+from workflow.checks import check_takedown
 from workflow.provenance import remove as module
 from workflow.provenance.remove import main
 from workflow.provenance.takedown import Removal, redirected, remove_from
-from workflow.snakefile import check_takedown
 
 RUN = Path("results/x")
 
@@ -161,7 +161,7 @@ def test_a_takedown_that_is_killed_anywhere_is_finished_by_the_next(run: Path, m
                 "remove_from",
                 "_renew_signatures",
                 "write_tombstones",
-                "_withdraw",
+                "withdraw",
                 "write_text",
                 "write_json",
             ):
@@ -230,7 +230,7 @@ def write_run(folder: Path, buried: list[int], base: str = "") -> Path:
 
 
 @pytest.mark.slow
-def test_removals_from_a_run_and_one_that_grows_it_end_alike_in_any_order(
+def test_removals_from_a_run_and_one_that_extends_it_end_alike_in_any_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`base` and `more` leave the base and name the model, `late` does not, `again` does; `own` leaves the other."""

@@ -1,4 +1,4 @@
-"""A run that grows a finished one: what it leaves out, what must be equal, and what it never touches."""
+"""A run that extends finished ones: what it leaves out, what must be equal, and what it never touches."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,8 @@ from corpus.blacklist import blacklist
 from corpus.ingest import ingest
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 from tests.workflow.pipeline import DATASET, SNAKEMAKE, TINY, configure, finish, planned, snakemake
-from workflow import growing, redone
+from workflow import redone
+from workflow.checks import check_base
 from workflow.report.__main__ import render
 from workflow.report.funnel import funnel
 
@@ -64,11 +65,11 @@ def finished(run: Path, **more: object) -> Settings:
     return settings
 
 
-def test_what_cannot_be_grown_is_refused_before_any_job(tmp_path: Path) -> None:
+def test_a_base_that_cannot_be_extended_is_refused_before_any_job(tmp_path: Path) -> None:
     first, second, new = (tmp_path / name for name in ("first", "second", "new"))
     finished(first)
     finished(second, base=first)
-    growing.check(finished(new, base=[first, second]))
+    check_base(finished(new, base=[first, second]))
     vocabulary = tmp_path / "encoder.json"
     vocabulary.write_text("{}")
     refused: list[tuple[dict[str, object], str]] = [
@@ -81,10 +82,10 @@ def test_what_cannot_be_grown_is_refused_before_any_job(tmp_path: Path) -> None:
     ]
     for more, message in refused:
         with pytest.raises(ConfigError, match=message):
-            growing.check(finished(new, **more))
+            check_base(finished(new, **more))
     (first / "dataset/stats.json").unlink()
     with pytest.raises(ConfigError, match=r"first: dataset/stats\.json is missing; finish that run"):
-        growing.check(finished(new, base=first))
+        check_base(finished(new, base=first))
 
 
 def test_a_model_is_trained_on_all_parts_by_their_size_unless_it_names_its_data(tmp_path: Path) -> None:
@@ -137,13 +138,13 @@ def test_a_second_delivery_is_processed_alone_and_the_first_keeps_every_byte(tmp
     finish(DATASET, tmp_path)
     old = state(tmp_path / "results/x")
     (tmp_path / "texts/b.jsonl").write_bytes(b"\n".join(lines["b.jsonl"]))
-    grown = {
+    extending = {
         **yaml.safe_load((tmp_path / "config.yaml").read_text()),
         "run": "results/y",
         "base": "results/x",
         "shards": 3,
     }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grown))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(extending))
     finish(DATASET, tmp_path)
     assert state(tmp_path / "results/x") == old
     steps = {step.name: step.documents_out for step in funnel(tmp_path / "results/y")}
@@ -161,7 +162,7 @@ def test_a_second_delivery_is_processed_alone_and_the_first_keeps_every_byte(tmp
 
 
 @pytest.mark.slow  # two runs of Snakemake, two trainings and two removals take 40 s of CPU
-def test_what_leaves_the_base_leaves_the_dataset_of_a_run_that_grows_it_as_it_is(tmp_path: Path) -> None:
+def test_what_leaves_the_base_leaves_the_dataset_of_a_run_that_extends_it_as_it_is(tmp_path: Path) -> None:
     """Document 3 displaced number 900, which stays out; the model goes on after both removals."""
     (tmp_path / "texts").mkdir()
     texts = {"a.jsonl": [document(n, prose(n)) for n in range(20)], "b.jsonl": [document(900, prose(3) + " More.")]}
@@ -171,8 +172,8 @@ def test_what_leaves_the_base_leaves_the_dataset_of_a_run_that_grows_it_as_it_is
     configure(tmp_path, **common)
     finish(DATASET, tmp_path)
     write_shard(tmp_path / "texts/b.jsonl", texts["b.jsonl"])
-    grown = yaml.safe_load((tmp_path / "config.yaml").read_text()) | {"run": "results/y", "base": "results/x"}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grown))
+    extending = yaml.safe_load((tmp_path / "config.yaml").read_text()) | {"run": "results/y", "base": "results/x"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(extending))
     train = (*SNAKEMAKE, "train_tiny", "--quiet", "host")
     finish(train, tmp_path)
     remove = (sys.executable, "-m", "workflow.provenance.remove", "--urls", "leaving", "--by", "Ada", "--yes", "--run")
