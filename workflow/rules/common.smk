@@ -61,9 +61,10 @@ def known(step):
     return f"--allow-empty --known {shlex.join(paths)}" if paths else ""
 
 
-def runtime(rule, minutes):
-    """`runtime` of a rule, in minutes: the rule's key in `cluster.corpus.runtime_minutes`, or this default."""
-    return settings.cluster.corpus.runtime_minutes.get(rule, minutes)
+def needs(rule, mem_mb, minutes):
+    """The resources of a rule: memory, and time unless `cluster.corpus.runtime_minutes` names the rule."""
+    runtime = settings.cluster.corpus.runtime_minutes.get(rule, minutes)
+    return {"mem_mb": mem_mb, "runtime": runtime}
 
 
 def made_here(paths):
@@ -71,25 +72,22 @@ def made_here(paths):
     return [path for path in map(str, paths) if Path(path).is_relative_to(RUN)]
 
 
+def given(paths):
+    """The others, which come from outside of the run."""
+    return [path for path in map(str, paths) if not Path(path).is_relative_to(RUN)]
+
+
 def hashes(paths):
     """The hash of each file from outside of the run, for `params`."""
-    others = [path for path in map(str, paths) if not made_here([path])]
-    return {
-        str(file): sha256(file)
-        for path in others
-        for file in find_inputs(path, "lists")[0]
-    }
+    files = [file for path in given(paths) for file in find_inputs(path, "lists")[0]]
+    return {str(file): sha256(file) for file in files}
 
 
 @cache
 def contents(model):
     """A checksum of each dataset of a model that another run or tool has made, for `params`."""
-    prefixes = [source.prefix for source in settings.datasets(model)]
-    return {
-        str(prefix): content_of(prefix)
-        for prefix in prefixes
-        if not made_here([prefix])
-    }
+    prefixes = given(source.prefix for source in settings.datasets(model))
+    return {prefix: content_of(Path(prefix)) for prefix in prefixes}
 
 
 @cache
