@@ -9,7 +9,7 @@ import yaml
 
 from cluster.status import overview
 from common.config import load_settings, write_settings
-from common.errors import ConfigError, InputError
+from common.errors import InputError
 from common.files import fingerprint, read_lines, write_json
 from common.settings import BlacklistSettings, Settings, SourceSettings
 from corpus.blacklist import blacklist
@@ -17,7 +17,6 @@ from corpus.ingest import ingest
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 from tests.workflow.pipeline import DATASET, SNAKEMAKE, TINY, configure, finish, planned, snakemake
 from workflow import redone
-from workflow.checks import check_base
 from workflow.report.__main__ import render
 from workflow.report.funnel import funnel
 
@@ -54,29 +53,6 @@ def finished(run: Path, **more: object) -> Settings:
     for name in ("ingest", "dataset"):
         write_json(run / name / "stats.json", {})
     return settings
-
-
-def test_a_base_that_cannot_be_extended_is_refused_before_any_job(tmp_path: Path) -> None:
-    first, second, new = (tmp_path / name for name in ("first", "second", "new"))
-    finished(first)
-    finished(second, base=first)
-    check_base(finished(new, base=[first, second]))
-    vocabulary = tmp_path / "encoder.json"
-    vocabulary.write_text("{}")
-    refused: list[tuple[dict[str, object], str]] = [
-        ({"base": new}, "this run itself"),
-        ({"base": tmp_path / "none"}, "no run there"),
-        ({"base": second}, f"extends {first}; name that run"),
-        ({"base": first, "dedup": {"bands": 21}}, f"dedup.bands is 21, but {first}.*has 20"),
-        ({"base": first, "tokenize": {"append_eod": False}}, "append_eod is False.*has True"),
-        ({"base": first, "tokenize": {"encoder_json": vocabulary}}, "encoder_json is .*has GPT-2's"),
-    ]
-    for more, message in refused:
-        with pytest.raises(ConfigError, match=message):
-            check_base(finished(new, **more))
-    (first / "dataset/stats.json").unlink()
-    with pytest.raises(ConfigError, match=r"first: dataset/stats\.json is missing; finish that run"):
-        check_base(finished(new, base=first))
 
 
 def test_a_model_is_trained_on_all_parts_by_their_size_unless_it_names_its_data(tmp_path: Path) -> None:
