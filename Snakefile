@@ -4,7 +4,6 @@
 
 
 include: "workflow/rules/common.smk"
-include: "workflow/rules/demo.smk"
 include: "workflow/rules/dedup.smk"
 include: "workflow/rules/corpus.smk"
 include: "workflow/rules/models.smk"
@@ -26,5 +25,5 @@ rule all:
         # All results that people keep: a missing file is made again only if it is named.
         rules.report.input,
         rules.report.output,
-        rules.merge_index.output if settings.urls or settings.sources else [],
+        rules.merge_index.output if CORPUS else [],
         expand(rules.merge.output, model=settings.train_models),

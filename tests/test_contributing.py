@@ -1,4 +1,4 @@
-"""The three changes that CONTRIBUTING.md shows, applied to a copy of the code and run as the page says."""
+"""The four changes that CONTRIBUTING.md shows, applied to a copy of the code and run as the page says."""
 
 import os
 import re
@@ -48,12 +48,18 @@ def run_example(title: str, folder: Path) -> str:
 def test_the_changes_that_the_page_shows_work(tmp_path: Path) -> None:
     for name in ("common", "corpus", "cluster", "training", "configs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for title in ("Add a filter", "Add an extractor", "Add a model size"):
+    for title in ("Add a filter", "Add a source format", "Add an extractor", "Add a model size"):
         apply(title, tmp_path)
 
     write_shard(tmp_path / "pages.jsonl.zst", [document(1, f"{prose(1)}\n" * 3), document(2, prose(2))])
     assert "1 repeated_lines" in run_example("Add a filter", tmp_path)
     assert [kept["id"] for kept in read_shard(tmp_path / "clean.jsonl.zst")] == [document(2, "")["id"]]
+
+    (tmp_path / "jokes.fortune").write_text(f"{prose(4)}\n%\n{prose(5)}\nMore.\n%\n{prose(6)}\n")
+    run_example("Add a source format", tmp_path)
+    found = [(read["text"].strip(), read["origin"]) for read in read_shard(tmp_path / "documents.jsonl.zst")]
+    texts = (prose(4), f"{prose(5)}\nMore.", prose(6))
+    assert found == [(text, f"jokes.fortune:{line}") for text, line in zip(texts, (1, 3, 6), strict=True)]
 
     page = page_html(Host("one.example", "The One", "", ("Home",), "main"), "Story", prose(3), number=1)
     write_warc(tmp_path / "raw.warc.gz", record("https://one.example/1", http(page.encode())))

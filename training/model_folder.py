@@ -2,9 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from common.config import load_settings
 from common.errors import ConfigError
@@ -63,13 +61,14 @@ def is_finished(settings: Settings, name: str) -> bool:
     folder, now = settings.model_folder(name), settings.models[name]
     done, last = folder / "done.json", folder / "settings.yaml"
     end = read_json(done) if done.exists() else {"iteration": newest_iteration(folder)}
-    if not _ends(end, now.train):
+    at = (int(end.get("iteration", 0)), int(end.get("validations_without_improvement", 0)))
+    if not is_end(now.train, *at):
         return False
     earlier = load_settings(last) if last.exists() else settings
     then = earlier.models.get(name, now)  # the model's folder may have been renamed, and the run's
     recipe = json.loads(json.dumps(now.recipe).replace(f'"{settings.run}/', f'"{earlier.run}/'))
     changed = changes(then.recipe, recipe)
-    if not _ends(end, then.train):  # a training that was stopped may end there
+    if not is_end(then.train, *at):  # a training that was stopped may end there
         changed = [line for line in changed if not line.startswith(LENGTH)]
     if changed:
         raise ConfigError(
@@ -79,7 +78,6 @@ def is_finished(settings: Settings, name: str) -> bool:
     return done.exists()
 
 
-def _ends(end: Mapping[str, Any], train: TrainSettings) -> bool:
-    """Whether a training ends where a done.json says."""
-    without = end.get("validations_without_improvement", 0)
-    return int(end.get("iteration", 0)) >= train.iterations or 0 < train.stop_after_no_improvement <= without
+def is_end(train: TrainSettings, iteration: int, without_improvement: int) -> bool:
+    """Whether a training ends after an iteration, with so many validation runs since its lowest loss."""
+    return iteration >= train.iterations or 0 < train.stop_after_no_improvement <= without_improvement

@@ -43,13 +43,14 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from cluster.corpus_jobs import dag_jobs
-from common import run_card, steps
+from common import steps
 from common.console import fail, note, say
 from common.errors import USER_ERROR, InputError
 from common.files import first_change, locked_run, read_json
 from common.progress import Running, watch
 from common.settings import Settings
 from workflow import redone
+from workflow.runs import is_copy, place
 
 _RECORDS = "records"
 _interrupted = Event()  # by Ctrl-C
@@ -236,22 +237,6 @@ def changed_input(settings: Settings, rule: str) -> bool:
     if change:
         note(change)
     return change is not None
-
-
-def is_copy(run: Path) -> bool:
-    """Whether a run was started last in another folder than this one."""
-    inode = _card(run).get("inode")
-    return inode is not None and inode != run.stat().st_ino
-
-
-def place(run: Path) -> dict[str, Any]:
-    """What run.json says of a run's folder: every name that it has had, and the number of its inode."""
-    return {"names": sorted({*_card(run).get("names", []), str(run)}), "inode": run.stat().st_ino}
-
-
-def _card(run: Path) -> dict[str, Any]:
-    path = run / run_card.NAME
-    return dict(read_json(path)) if path.is_file() else {}
 
 
 def recorded_times(run: Path) -> Iterator[tuple[Path, float]]:

@@ -34,7 +34,6 @@ from common.files.reading import (
     COMPRESSED,
     Frames,
     is_binary,
-    is_noise,
     is_readable,
     kind_of,
     read_blocks,

@@ -88,8 +88,9 @@ def is_binary(head: bytes) -> bool:
     return kind_of(head)[0] not in ("", "WARC", "ARC", _UTF16[0])
 
 
-def is_noise(head: bytes) -> bool:
-    """Whether over 2 % are control characters: random bytes have 10 %, text in any encoding but UTF-16 none."""
+def _is_noise(text: bytes) -> bool:
+    """Whether over 2 % of its beginning are control characters: random bytes have 10 %, a text in UTF-8 none."""
+    head = text[:_HEAD]
     return len(re.findall(_DATA, head)) > 2 + len(head) // 50
 
 
@@ -158,7 +159,7 @@ def _texts(chunks: Iterator[bytes], encoding: str, path: Path) -> Iterator[bytes
         if len(head) >= len(_MARK):  # a frame may be shorter than a byte-order mark
             break
     kind, cure = kind_of(head)
-    if not kind and encoding != "utf-8" and is_noise(head[:_HEAD]):  # of UTF-8 no random bytes are valid
+    if not kind and encoding != "utf-8" and _is_noise(head):  # of UTF-8 no random bytes are valid
         kind, cure = "binary data", _LEAVE
     if kind:
         raise EncodingError(f"{path}: {kind}; {cure}")
@@ -235,7 +236,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 def read_text(path: Path, longest: int | None = None, encoding: str = "utf-8") -> str:
     """A whole text file with its line ends. Errors as in `read_blocks`.
 
-    Raises EncodingError if it has another encoding, or more than `longest` bytes.
+    Raises EncodingError if it has another encoding, is binary data, or has more than `longest` bytes.
     """
     blocks, size = [], 0
     for block in read_blocks(path, longest=longest, encoding=encoding):
@@ -243,8 +244,11 @@ def read_text(path: Path, longest: int | None = None, encoding: str = "utf-8") -
         size += len(block)
         if longest is not None and size > longest:
             raise EncodingError(f"{path}: longer than {longest:,} bytes; split it into documents")
+    text = b"".join(blocks)
+    if _is_noise(text):
+        raise EncodingError(f"{path}: binary data; {_LEAVE}")
     try:
-        return b"".join(blocks).decode()
+        return text.decode()
     except UnicodeDecodeError as error:
         raise EncodingError(f"{path}: not UTF-8 at byte {error.start}; convert it, or create it again") from None
 

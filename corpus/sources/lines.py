@@ -14,10 +14,7 @@ from common.files import (
     LONGEST_LINE,
     BadLines,
     Document,
-    is_binary,
-    is_noise,
     read_blocks,
-    read_head,
     read_json_lines,
     read_lines,
 )
@@ -29,26 +26,17 @@ from corpus.sources.records import read_record
 # titles may contain quotes; some versions add a revision
 _WIKI_HEAD = re.compile(rb'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">')
 
-_HEAD = 8192  # characters by which a binary file is recognised
-
 
 def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Outcome]:
     """The one document of a text file, dropped as `encoding`, `long` or `binary` if it is none; `bad` counts files."""
     bad.lines += 1
-    reason, problem, text = "", "", ""
     try:
-        text = file_text(path, LONGEST_LINE, source.encoding)
+        yield {"text": file_text(path, LONGEST_LINE, source.encoding), "origin": f"{path}:1"}
     except EncodingError as error:
         problem = str(error).removeprefix(f"{path}: ").partition(";")[0]
-        reason = "encoding" if problem.startswith("not ") else "long"
-    head = read_head(path)[1] if problem and path.is_file() else b""
-    if is_binary(head):
-        reason = "binary"
-    elif is_noise(head or text[:_HEAD].encode()):
-        reason, problem = "binary", "binary data"
-    if problem:
+        reason = {"not": "encoding", "longer": "long"}.get(problem.split()[0], "binary")
         bad.add(f"{path}: {problem}")
-    yield Drop({"origin": str(path)}, reason, problem) if problem else {"text": text, "origin": f"{path}:1"}
+        yield Drop({"origin": str(path)}, reason, problem)
 
 
 def read_jsonl(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:

@@ -16,6 +16,7 @@ import psutil
 import yaml
 
 from tests.helpers import wait_for
+from tests.workflow.pipeline import snakemake
 
 COPIED = """
 from workflow import snakefile
@@ -68,38 +69,40 @@ rule all:
 """
 
 
-def snakemake(folder: Path, run: str, characters: int, *arguments: str) -> set[str]:
-    """The rules that Snakemake runs or plans, with a run's name and a setting on which `changed` depends."""
+def configure(folder: Path, snakefile: str, run: str = "results/x", characters: int = 5) -> None:
+    """Write a Snakefile, a configuration and its list of URLs."""
     config = {"run": run, "urls": ["urls.txt"], "clean": {"min_characters": characters}}
+    (folder / "Snakefile").write_text(snakefile)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    line = [sys.executable, "-m", "snakemake", "--cores", "1", *arguments]
-    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+    (folder / "urls.txt").write_text("http://site.example/\n")
+
+
+def rules(folder: Path, *arguments: str) -> set[str]:
+    """The rules that Snakemake runs or plans."""
+    done = snakemake(folder, "--cores", "1", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return set(re.findall(r"^(?:local)?rule (\w+):", done.stdout + done.stderr, re.MULTILINE)) - {"all"}
 
 
 def test_a_copied_run_is_planned_by_what_it_was_made_with(tmp_path: Path) -> None:
-    (tmp_path / "Snakefile").write_text(COPIED)
-    (tmp_path / "urls.txt").write_text("http://site.example/\n")
-    assert snakemake(tmp_path, "results/x", 5) == {"a", "b", "changed", "unknown"}
+    configure(tmp_path, COPIED)
+    assert rules(tmp_path) == {"a", "b", "changed", "unknown"}
     shutil.rmtree(tmp_path / ".snakemake")
     copy = tmp_path / "results" / "y"
     shutil.copytree(tmp_path / "results/x", copy)
     os.utime(copy / "b.txt", (1, 1))  # as if it was copied before a.txt
     (copy / "records/metadata" / base64.urlsafe_b64encode(b"unknown.txt").decode()).unlink()
-    assert snakemake(tmp_path, "results/y", 6, "-n") == {"changed", "unknown"}
+    configure(tmp_path, COPIED, "results/y", characters=6)
+    assert rules(tmp_path, "-n") == {"changed", "unknown"}
 
 
 def test_bad_input_ends_a_job_at_once_and_leaves_the_results_that_exist(tmp_path: Path) -> None:
-    (tmp_path / "Snakefile").write_text(FAILING)
-    (tmp_path / "config.yaml").write_text("run: results/x\nurls: [urls.txt]\n")
-    (tmp_path / "urls.txt").write_text("http://site.example/\n")
+    configure(tmp_path, FAILING)
     results = [tmp_path / "results/x" / name for name in ("bad.txt", "again.txt")]
     results[0].parent.mkdir(parents=True)
     for result in results:
         result.write_text("old\n")
-    line = [sys.executable, "-m", "snakemake", "--cores", "1", "--keep-going", "--forceall"]
-    done = subprocess.run([*line, "--quiet"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = snakemake(tmp_path, "--cores", "1", "--keep-going", "--forceall", "--quiet")
     assert done.returncode == 1
     assert done.stderr.endswith("successfully.\nerror: a.txt: no text (results/x/bad.log)\n"), done.stderr
     assert (tmp_path / "ran_bad").read_text() == "\n" and results[0].read_text() == "old\n"
@@ -135,9 +138,7 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def test_a_live_run_keeps_its_lock_and_of_two_starts_after_it_was_killed_one_runs(tmp_path: Path) -> None:
-    (tmp_path / "Snakefile").write_text(LOCKED)
-    (tmp_path / "config.yaml").write_text("run: results/x\nurls: [urls.txt]\n")
-    (tmp_path / "urls.txt").write_text("http://site.example/\n")
+    configure(tmp_path, LOCKED)
     runs = tmp_path / "runs"
     first, _ = start(tmp_path)
     try:

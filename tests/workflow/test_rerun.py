@@ -71,6 +71,14 @@ HARMLESS = (
 )
 
 
+# Keys that no step names: how a run is executed, and what Snakemake compares as paths
+FREE = """run urls base site shards max_bad_share train_models models cluster tokenize.encoder_json tokenize.vocab_bpe
+    dedup.ranges dedup.jobs dedup.memory_gb repeats.memory_gb scrape.user_agent scrape.robot_name scrape.contact
+    scrape.resolve scrape.concurrency scrape.host_delay scrape.connect_timeout scrape.read_timeout scrape.page_timeout
+    scrape.retries scrape.retry_delay scrape.host_failures scrape.extract_timeout scrape.extract_memory_mb
+    scrape.archive"""
+
+
 def params(settings: Settings) -> dict[str, object]:
     """The settings that Snakemake compares, by step."""
     return {step.name: steps.keys(step.name, settings, "tiny") for step in (*steps.CORPUS, *steps.MODELS)}
@@ -81,6 +89,15 @@ def test_a_changed_key_changes_the_params_of_the_rules_that_depend_on_it_and_of_
     for change, names in [*CHANGES.items(), *((harmless, "") for harmless in HARMLESS)]:
         after = params(Settings.model_validate(with_overrides(BASE, [change])))
         assert {name for name in before if before[name] != after[name]} == set(names.split()), change
+
+
+def test_a_new_key_is_classified() -> None:
+    """It is named by a step, which may take its whole section, or by FREE."""
+    before = Settings.model_validate(BASE)
+    named = {key for step in (*steps.CORPUS, *steps.MODELS) for key in step.keys}
+    parts = {key.partition(".")[0] for key in named} - named - {"models"}
+    keys = {f"{part}.{key}" for part in parts for key in type(getattr(before, part)).model_fields}
+    assert (keys | set(Settings.model_fields)) - named - parts == set(FREE.split())
 
 
 def test_warc_files_as_sources_are_read_again_when_the_rules_for_pages_change(tmp_path: Path) -> None:

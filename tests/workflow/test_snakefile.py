@@ -1,7 +1,6 @@
 """Parsing the DAG writes nothing, and a job runs with the settings that it was planned with."""
 
 import fcntl
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace as Names
@@ -10,22 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from common.config import JOB_SETTINGS, load_settings, merged
-from common.errors import ConfigError, ToolkitError
+from common.config import JOB_SETTINGS, load_settings
+from common.errors import ConfigError
 from common.files import read_json
 from common.settings import Settings
-from corpus.text.filters import filters
 from tests.workflow.pipeline import LINKED, ROOT, snakemake
-from workflow.snakefile import (
-    check_evaluation,
-    check_files,
-    check_model,
-    check_names,
-    prepare_run,
-    print_results,
-    settings_for_workflow,
-    settings_of_job,
-)
+from workflow.snakefile import prepare_run, print_results, settings_for_workflow, settings_of_job
 
 SENTENCES = "A sentence of English words that is long enough to be told as English by anybody who reads it."
 CLEAN = "results/x/clean/0000.jsonl.zst"
@@ -97,58 +86,6 @@ def test_a_configuration_that_cannot_be_read_names_the_line_or_the_key(
     with pytest.raises(ConfigError) as error:
         settings_for_workflow([Path("config.yaml")], [])
     assert named in str(error.value) and "\n" not in str(error.value)
-
-
-NAMED = """
-    blacklist: {domain_lists: [none]}                | blacklist.domain_lists: none: no such file
-    blacklist: {domain_lists: [paths]}               | paths: 1 of 1 entries can never match
-    site: none                                       | site: none: no such folder
-    tokenize: {encoder_json: none, vocab_bpe: none}  | tokenize.encoder_json: none: no such file
-    tokenize: {encoder_json: paths}                  | paths: not valid JSON
-    tokenize: {vocab_bpe: paths}                     | paths: merges without a vocabulary
-    evaluate: {tasks: [a], task_dir: folder}         | evaluate.task_dir: folder: holds no YAML
-    cluster: {gpu: h1000}                            | 'h1000' (did you mean 'h100'?)
-    cluster: {corpus: {partitions: {scrap: x}}}      | cluster.corpus.partitions: no rule 'scrap' (did you mean 'scrape'
-    cluster: {corpus: {runtime_minutes: {train: 9}}} | cluster.corpus.runtime_minutes: no rule 'train'
-    sources: [{path: a.parquet}]                     | a.parquet needs pyarrow; pip install
-    evaluate: {tasks: [a]}                           | evaluate.tasks needs lm_eval; pip install
-    clean: {filters: [c4]}                           | c4 needs spaCy; pip install
-    clean: {fasttext: [{path: paths, label: x}]}     | clean.fasttext needs fasttext-predict; pip install
-    models: {m: {log: {wandb: project}}}             | wandb is not installed: pip install
-    models: {m: {data: []}}                          | model.vocab_size is 9, but the vocabulary of the corpus has 50257
-    models: {m: {finetune: folder}}                  | models.m.finetune: folder/config.json: no such file
-    models: {m: {finetune: pointer}}                 | pointer/model.safetensors: no safetensors file
-"""
-SIZES = {"n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 9}
-
-
-def test_everything_that_a_configuration_names_is_checked_before_a_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for module in ("workflow.snakefile", "corpus.text.filters", "corpus.text.fasttext", "training.metrics.boards"):
-        monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
-    for name in ("folder", "pointer"):
-        Path(name).mkdir()
-    Path("paths").write_text("a/b\n")
-    for name in ("a.parquet", "d.idx"):
-        Path(name).touch()
-    Path("pointer/config.json").write_text(json.dumps(SIZES | {"n_positions": 8}))
-    Path("pointer/model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")  # Git LFS
-    models = {
-        "m": {"model": SIZES | {"seq_len": 8}, "data": [{"prefix": "d", "weight": 1}], "train": {"iterations": 1}}
-    }
-    base = {"run": "x", "sources": [{"path": "paths"}], "models": models}
-    for change, said in (line.split("|") for line in NAMED.strip().splitlines()):
-        Path("config.yaml").write_text(yaml.safe_dump(merged(base, yaml.safe_load(change))))
-        with pytest.raises(ToolkitError) as error:
-            settings = settings_for_workflow([Path("config.yaml")], [])
-            check_names(settings)
-            check_files(settings)
-            filters(settings.clean)
-            check_evaluation(settings)
-            check_model(settings, "m")
-        assert said.strip() in str(error.value) and "\n" not in str(error.value), change
 
 
 def test_a_wrong_configuration_stops_snakemake_before_any_job(tmp_path: Path) -> None:

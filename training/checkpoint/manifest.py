@@ -19,6 +19,7 @@ from common.files import atomic_path, digest, read_json
 from common.settings import Experiment, ModelSettings, ParallelSettings, TokenizeSettings, TrainSettings
 from training.checkpoint.files import THREADS
 from training.checkpoint.replicas import Replicas
+from training.model_folder import is_end
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -56,10 +57,11 @@ class Progress:
     def end(self, train: TrainSettings) -> str:
         """Why the run ends here, or "" if it continues."""
         at, since = f"iteration {self.iteration} of {train.iterations}", self.best.get("since", 0)
-        if train.stop_after_no_improvement and since >= train.stop_after_no_improvement:
-            lowest = self.best.get("loss", math.inf)
-            return f"{at}: no validation loss below {lowest:.4f} in {since} runs"
-        return at * (self.iteration >= train.iterations)
+        if not is_end(train, self.iteration, since):
+            return ""
+        lowest = self.best.get("loss", math.inf)
+        early = f"{at}: no validation loss below {lowest:.4f} in {since} runs"
+        return early if self.iteration < train.iterations else at
 
 
 class Manifest(BaseModel):

@@ -19,7 +19,6 @@ from typing import Any
 
 from common import cli, page
 from common import steps as table
-from common.config import load_settings
 from common.errors import InputError
 from common.files import REMOVED_IDS, expand_inputs, read_json, removed_ids, sha256, shard_paths, write_text
 from common.settings import Settings
@@ -28,12 +27,14 @@ from training.trace import Trace
 from workflow.cards.content import read_content, recount, without_tombstones
 from workflow.report.funnel import FunnelStep, funnel
 from workflow.report.models import Model, trained_models
+from workflow.runs import load_run
 
 _OPT_OUTS = {"robots", "robots_unreachable", "crawl_delay"} | ROBOTS_REASONS | TDM_REASONS
 
 
-def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
+def corpus_facts(settings: Settings) -> dict[str, Any]:
     """Facts about a run's corpus; `documents` are those left to tokenize, None if not counted."""
+    run = settings.run
     steps = {step.name: step for step in funnel(run, settings)}
     last = [step for step in table.configured(settings) if step.unit == "documents" and step.file.endswith(".zst")]
     documents = steps.get(last[-1].name) if last else None
@@ -43,7 +44,7 @@ def corpus_facts(run: Path, settings: Settings) -> dict[str, Any]:
     if documents and removed:  # the statistics count them
         documents = FunnelStep(documents.name, documents.unit)
         documents.add(recount(shards).as_dict())
-        dataset = tokenized and without_tombstones(run / settings.dataset_prefix.relative_to(settings.run))
+        dataset = tokenized and without_tombstones(settings.dataset_prefix)
     kept = documents.kept_by.items() if documents else ()
     read = [steps[name] for name in ("scrape", "ingest") if name in steps]
     paths = (path for step in read for path in table.named(step.name).statistics(run, settings.shards))
@@ -91,10 +92,8 @@ def _name(prefix: Path) -> str:
 def write_cards(run: Path, output: Path, documents: Sequence[Path] = (), *, sme: bool = False) -> list[Path]:
     """Write the cards of a run; returns the files. Raises InputError if it has neither corpus nor model."""
     written = dict[str, str]()
-    if not (path := run / "config.yaml").is_file():
-        raise InputError(f"{path}: no such file; --run names the `run` folder of a configuration")
-    settings = load_settings(path)
-    facts, foreign = corpus_facts(run, settings), settings.model_copy(update={"urls": [], "sources": []})
+    settings = load_run(run)
+    facts, foreign = corpus_facts(settings), settings.model_copy(update={"urls": [], "sources": []})
     if facts["documents"]:
         files = documents or facts["shards"]
         with ThreadPoolExecutor() as pool:
@@ -104,8 +103,8 @@ def write_cards(run: Path, output: Path, documents: Sequence[Path] = (), *, sme:
             written[name] = page.render("workflow.cards", template, **facts)
     for model in trained_models(run):
         trace = Trace(run / "models" / model.name)
-        found = model_facts(trace, model, run / settings.dataset_prefix.relative_to(settings.run))
-        about = facts if any(dataset["own"] for dataset in found["datasets"]) else corpus_facts(run, foreign)
+        found = model_facts(trace, model, settings.dataset_prefix)
+        about = facts if any(dataset["own"] for dataset in found["datasets"]) else corpus_facts(foreign)
         content = read_content(trace, 5, 1000) if sme else read_content(trace, 10)  # the template, section 2.3
         found = about | found | {"content": content, "sme": sme}
         written[f"models/{model.name}/README.md"] = page.render("training.huggingface", "model_card.md", **found)

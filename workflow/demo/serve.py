@@ -15,24 +15,22 @@ A recorded site is a folder of responses:
 A page is identified by host and path; the scheme is ignored. `delay` is the time before the first byte, in seconds.
 """
 
-import asyncio
 import contextlib
-import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from yarl import URL
 
 from common import cli
 from common.child_process import die_with_parent
 from common.errors import InputError
 from common.files import naming, read_json, write_json, write_text
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 _FORMAT = 1
 HTML = "text/html; charset=utf-8"
@@ -78,57 +76,54 @@ def read_site(folder: Path) -> list[Page]:
 _NOT_FOUND = Page("", b"<html><body><h1>404 Not Found</h1></body></html>", 404)
 
 
+class _Server(ThreadingHTTPServer):
+    """A thread per connection, which ends with the process: a page that hangs does not delay its end."""
+
+    request_queue_size = 1024
+
+    def handle_error(self, *_arguments: object) -> None:
+        """Ignore clients that left before the answer."""
+
+
 @contextlib.contextmanager
 def serve(folder: Path, requested: list[str] | None = None) -> Iterator[str]:
-    """Serve a site from a thread of this process, and yield its `ip:port`.
+    """Serve a site from threads of this process, and yield its `ip:port`.
 
     Appends the host and path of each request to `requested`, in order of arrival.
     """
     pages = {_route(page): page for page in read_site(folder)}
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
-        runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        loop, stop = runner.get_loop(), asyncio.Event()
 
-        def work() -> None:
-            with runner:  # cancels requests that still hang
-                runner.run(_serve(listener, pages, requested, stop))
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # otherwise a body waits for the acknowledgement of its headers
 
-        thread = threading.Thread(target=work)
-        thread.start()
+        def do_GET(self) -> None:
+            route = self.headers.get("Host", "").lower() + self.path
+            if requested is not None:
+                requested.append(route)
+            page = pages.get(route, _NOT_FOUND)
+            time.sleep(page.delay)
+            self.send_response(page.status)
+            for name, value in {**page.headers, "Content-Length": str(len(page.body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(page.body)
+
+        def log_message(self, *_arguments: object) -> None:
+            """Log nothing: the client says what it fetched."""
+
+    with _Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
         try:
-            yield "{}:{}".format(*listener.getsockname())
+            yield "{}:{}".format(*server.server_address)
         finally:
-            loop.call_soon_threadsafe(stop.set)
-            thread.join()
+            server.shutdown()
 
 
 def _route(page: Page) -> str:
     """Host and path of a page, as in a client's request."""
-    from yarl import URL
-
     url = URL(page.url)
     return f"{url.host_port_subcomponent}{url.raw_path_qs}"
-
-
-async def _serve(
-    listener: socket.socket, pages: dict[str, Page], requested: list[str] | None, stop: asyncio.Event
-) -> None:
-    from aiohttp import web
-
-    async def answer(request: "web.BaseRequest") -> "web.StreamResponse":
-        route = request.host.lower() + request.raw_path
-        if requested is not None:
-            requested.append(route)
-        page = pages.get(route, _NOT_FOUND)
-        await asyncio.sleep(page.delay)
-        return web.Response(status=page.status, headers=page.headers, body=page.body)
-
-    # a page that hangs must not delay the shutdown (for aiohttp, 0 means no limit)
-    runner = web.ServerRunner(web.Server(answer, access_log=None), shutdown_timeout=0.05)
-    await runner.setup()
-    await web.SockSite(runner, listener).start()
-    await stop.wait()
-    await runner.cleanup()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

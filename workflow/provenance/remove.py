@@ -22,22 +22,21 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypedDict
 
 from common import cli, run_card, steps
-from common.config import load_settings
 from common.errors import InputError
 from common.files import REMOVED_IDS, locked_run, read_json, read_lines, removed_ids, write_json, write_text
-from common.settings import Settings
+from common.settings import DedupSettings
 from common.workers import Workers
 from corpus.dedup.signatures import identity_of, write_signatures
 from corpus.index import content_of
 from corpus.index.documents import DocumentTable, write_tombstones
 from corpus.urls.url import document_id
-from training.model_folder import checkpoint_folders, iteration_of
 from training.trace import Trace
 from workflow.provenance.sample import read_any, source_of
 from workflow.provenance.takedown import Removal, editor_of, redirected, remove_from
+from workflow.provenance.withdraw import ModelPlan, Tombstones, plan_model, relative, withdraw
+from workflow.runs import load_run
 
 FOLDER = REMOVED_IDS.parent.name
 _REBUILT = ("report.html", "cards/**/*", "dataset/*.ngrams")
@@ -45,27 +44,6 @@ _REBUILT = ("report.html", "cards/**/*", "dataset/*.ngrams")
 _SKIPPED = ("records", FOLDER, "settings", "merged", "tokenizer", "site", "report.html", "cards")
 _SKIPPED_OF_MODEL = ("iter_", "snapshots", "trace", "withdrawn")
 _SHOWN = 20
-
-
-class ModelPlan(TypedDict):
-    """The effects of a removal on a model that was trained on the documents' datasets."""
-
-    first_read: int | None
-    """The first iteration that read one of the documents."""
-    tokens_read: int
-    exact: str | None
-    """The newest checkpoint before that iteration; those after it are `withdrawn` to the folder `aside`."""
-    withdrawn: list[str]
-    aside: str
-    contents: dict[str, list[str]]
-    """By dataset, its checksums since the checkpoints were saved."""
-
-
-class Tombstones(TypedDict):
-    """The numbers of the documents by dataset, and the checksum of each dataset before the removal."""
-
-    datasets: dict[str, list[int]]
-    contents: dict[str, str]
 
 
 class Plan(Tombstones):
@@ -106,7 +84,7 @@ def read_ids(path: Path) -> list[str]:
 def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), workers: int = 1) -> Plan:
     """Plan the removal of documents by their ids. Raises InputError if some data or model would keep them."""
     removal = Removal(wanted)
-    for base in load_settings(run / "config.yaml").base:
+    for base in load_run(run).base:
         if any(DocumentTable(path.with_suffix("")).of_ids(removal.ids) for path in base.glob("dataset/*.idx")):
             cure = f"remove them there first: --run {base} --model {run}/models/NAME"
             raise InputError(f"{base}: {run} extends it, and it has some of these documents; {cure}")
@@ -118,7 +96,7 @@ def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), wor
     entries, tombstones = _count_entries(run, removal, workers), _tombstones(run, removal)
     records = [*map(read_json, sorted((run / FOLDER).glob("*.json"))), tombstones]
     folders = [path.parent for path in sorted(run.glob("models/*/settings.yaml"))]
-    trained = {_relative(run, folder): _plan_model(run, folder, records) for folder in [*folders, *models]}
+    trained = {relative(run, folder): plan_model(run, folder, records) for folder in [*folders, *models]}
     if not (entries or tombstones["datasets"] or any(trained.values())):
         raise InputError(f"{run}: no step has seen any of these documents")
     signed = [path.stem for path in sorted(run.glob("dedup/work/*.signatures"))]
@@ -141,47 +119,9 @@ def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), wor
 
 def _tombstones(run: Path, removal: Removal) -> Tombstones:
     prefixes = [path.with_suffix("") for path in sorted([*run.glob("tokens/*.idx"), *run.glob("dataset/*.idx")])]
-    found = {_relative(run, prefix): DocumentTable(prefix).of_ids(removal.ids) for prefix in prefixes}
+    found = {relative(run, prefix): DocumentTable(prefix).of_ids(removal.ids) for prefix in prefixes}
     datasets = {name: numbers for name, numbers in found.items() if numbers}
     return {"datasets": datasets, "contents": {name: content_of(run / name) for name in datasets}}
-
-
-def _plan_model(run: Path, folder: Path, records: Sequence[Tombstones]) -> ModelPlan | None:
-    """Plan which checkpoints of a model are withdrawn; None for a model without a dataset of the documents.
-
-    Includes the documents of all records since its newest checkpoint: earlier removals may not have named the model.
-    """
-    trace, checkpoints = Trace(folder), checkpoint_folders(folder)
-    names = {(run / name).resolve(): name for record in records for name in record["datasets"]}
-    trained_on = dict(enumerate(read_json(checkpoints[0] / "manifest.json")["content"] if checkpoints else ()))
-    contents, removed = dict[str, list[str]](), dict[int, list[int]]()
-    for corpus, prefix in enumerate(trace.prefixes):
-        if (name := names.get(prefix.resolve())) is None:
-            continue
-        removals = [record for record in records if name in record["datasets"]]
-        history = [record.get("contents", {}).get(name, "") for record in removals] + [content_of(prefix)]
-        saved = trained_on.get(corpus, history[-1])
-        first = history.index(saved) if saved in history else 0
-        if first < len(removals):
-            contents[name] = history[first:-1]
-            removed[corpus] = [number for record in removals[first:] for number in record["datasets"][name]]
-    if not removed:
-        return None
-    if (folder / "owner.json").is_file():
-        raise InputError(f"{folder}/owner.json: a training has this folder; stop it, or remove the file if it is dead")
-    reads = [trace.reads(corpus, numbers) for corpus, numbers in removed.items()]
-    first_read = min((int(found.iterations.min()) for found in reads if len(found.iterations)), default=None)
-    saves = [path.name for path in checkpoints]
-    withdrawn = [name for name in saves if first_read is not None and iteration_of(Path(name)) >= first_read]
-    aside = 1 + max((int(path.name) for path in folder.glob("withdrawn/[0-9]*")), default=0)
-    return {
-        "first_read": first_read,
-        "tokens_read": sum(int(found.tokens.sum()) for found in reads),
-        "exact": next((name for name in saves if name not in withdrawn), None),
-        "withdrawn": withdrawn,
-        "aside": f"withdrawn/{aside:04d}",
-        "contents": contents,
-    }
 
 
 def _duplicates(run: Path, removal: Removal) -> tuple[list[dict[str, str]], list[str]]:
@@ -222,17 +162,17 @@ def describe(run: Path, plan: Plan) -> Iterator[str]:
 def carry_out(run: Path, path: Path, workers: int = 1) -> None:
     """Do what a record says, or the rest of it, and mark it as done. Raises InputError if an entry is left."""
     record: Plan = read_json(path)
-    settings, removal = load_settings(run / "config.yaml"), Removal(record["ids"])
+    dedup, removal = load_run(run).dedup, Removal(record["ids"])
     removed = removed_ids([run / REMOVED_IDS]) | removal.ids
     write_text(run / REMOVED_IDS, "".join(f"{name}\n" for name in sorted(removed)))
     for name in record["entries"]:
         remove_from(run / name, removal, run / name)
     for name in record["signatures"]:
-        _renew_signatures(run, name, settings, workers)
+        _renew_signatures(run, name, dedup, workers)
     for prefix, numbers in record["datasets"].items():
         write_tombstones(run / prefix, numbers)
     for name, model in record["models"].items():
-        _withdraw(run, run / name, model)
+        withdraw(run, run / name, model)
     for rebuilt in filter(Path.is_file, chain.from_iterable(map(run.glob, _REBUILT))):
         rebuilt.unlink()
     for name, time in record["times"].items():  # otherwise Snakemake reruns the steps that read them
@@ -242,33 +182,11 @@ def carry_out(run: Path, path: Path, workers: int = 1) -> None:
     write_json(path, {**record, "state": "done", "ended": _now()})
 
 
-def _renew_signatures(run: Path, name: str, settings: Settings, workers: int) -> None:
+def _renew_signatures(run: Path, name: str, dedup: DedupSettings, workers: int) -> None:
     """Compute the signatures of an edited shard again; with the old identity, so that later runs repeat nothing."""
     path = run / f"dedup/work/{name}.signatures"
     with Workers(workers) as pool:
-        write_signatures(run / f"clean/{name}.jsonl.zst", path, settings.dedup, pool, identity=identity_of(path))
-
-
-def _withdraw(run: Path, folder: Path, plan: ModelPlan) -> None:
-    """Withdraw checkpoints and their results; record the datasets' new checksums in the other checkpoints."""
-    aside, owner = folder / plan["aside"], folder.parent.parent
-    if plan["withdrawn"]:
-        moved = {folder / name: name for name in plan["withdrawn"]}
-        deleted = [folder / "done.json", folder / "latest", folder / "best"]
-        if folder.parent.name == "models":
-            moved[steps.result("merge", owner, folder.name).parent] = "merged"
-            deleted += [steps.result(name, owner, folder.name) for name in ("evaluate", "generate")]
-        aside.mkdir(parents=True, exist_ok=True)
-        for path, name in moved.items():
-            if path.exists():
-                path.rename(aside / name)
-        for path in deleted:
-            path.unlink(missing_ok=True)
-    contents = {old: content_of(run / prefix) for prefix, history in plan["contents"].items() for old in history}
-    for checkpoint in checkpoint_folders(folder):
-        manifest = read_json(checkpoint / "manifest.json")
-        manifest["content"] = [contents.get(content, content) for content in manifest["content"]]
-        write_json(checkpoint / "manifest.json", manifest)
+        write_signatures(run / f"clean/{name}.jsonl.zst", path, dedup, pool, identity=identity_of(path))
 
 
 def _editable_files(run: Path) -> Iterator[Path]:
@@ -284,11 +202,7 @@ def _count_entries(run: Path, removal: Removal, workers: int) -> dict[str, int]:
     files = list(_editable_files(run))
     with Workers(min(workers, max(1, len(files)))) as pool:
         counts = list(pool.map(partial(remove_from, removal=removal), files))
-    return {_relative(run, path): count for path, count in zip(files, counts, strict=True) if count}
-
-
-def _relative(run: Path, path: Path) -> str:
-    return str(path.relative_to(run) if path.is_relative_to(run) else path.absolute())
+    return {relative(run, path): count for path, count in zip(files, counts, strict=True) if count}
 
 
 def _now() -> str:
@@ -306,8 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_workers(parser)
     arguments = parser.parse_args(argv)
     run: Path = arguments.run
-    if not (run / "config.yaml").is_file():
-        raise InputError(f"{run / 'config.yaml'}: no such file; --run names the folder of a run that snakemake made")
+    load_run(run)
     records = sorted((run / FOLDER).glob("*.json"))
     unfinished = [path for path in records if read_json(path)["state"] == "started"]
     if unfinished and not arguments.yes:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import cli, steps
-from common.config import load_settings
 from common.errors import InputError
 from common.files import MARK, Document, read_lines, shard_name
 from common.settings import Settings
@@ -25,6 +24,7 @@ from corpus.index.documents import DocumentTable
 from corpus.urls.rules import UrlRules
 from corpus.urls.url import document_id
 from workflow.provenance.sample import fate, plain, read_any, rejects_beside
+from workflow.runs import load_run
 
 _FIRST = ("blacklist", "scrape", "ingest")  # where documents come from
 
@@ -70,8 +70,9 @@ def _url_line(path: Path, name: str) -> int:
     return next((number for number, url in lines if _id({"url": url.decode("utf-8", "replace")}) == name), 0)
 
 
-def locate(run: Path, settings: Settings, wanted: str) -> tuple[Document, int]:
+def locate(settings: Settings, wanted: str) -> tuple[Document, int]:
     """A document as the first step wrote it, and its shard. Raises InputError if no step of the run has it."""
+    run = settings.run
     shards: Sequence[int] = range(settings.shards)
     name, kind = wanted.lower(), "id"
     if "://" in wanted:
@@ -101,9 +102,9 @@ def locate(run: Path, settings: Settings, wanted: str) -> tuple[Document, int]:
     raise InputError(f"{wanted}: no document of {run} has this {kind}, kept or dropped")
 
 
-def show(run: Path, settings: Settings, wanted: str) -> Iterator[str]:
-    """One line per step: what it did with a document. Raises InputError if there is none."""
-    first, shard = locate(run, settings, wanted)
+def show(settings: Settings, wanted: str) -> Iterator[str]:
+    """One line per step of a run: what it did with a document. Raises InputError if there is none."""
+    run, (first, shard) = settings.run, locate(settings, wanted)
     name = _id(first)
 
     def is_it(document: Document) -> bool:  # two files with the same text have the same id
@@ -118,7 +119,7 @@ def show(run: Path, settings: Settings, wanted: str) -> Iterator[str]:
         if step.name == "blacklist" and line:
             yield _row(step.name, f"kept: line {line:,} of {list_path.relative_to(run)}")
         elif step.name == "tokenize" and before is not None:
-            yield from _tokens(run, settings, shard, before, is_it)
+            yield from _tokens(settings, shard, before, is_it)
         elif step.unit and (found := find(_files(run, step, shard), is_it)):
             where = f"document {found.number:,} of {found.path.relative_to(run)}"
             yield _row(step.name, f"{fate(found.document)}; {where}")
@@ -150,9 +151,9 @@ def _details(document: Document, before: Found | None) -> Iterator[str]:
         yield f"{old}{len(text):,} characters: {plain(text, 80)}"
 
 
-def _tokens(run: Path, settings: Settings, shard: int, last: Found, is_it: Callable[[Document], bool]) -> Iterator[str]:
+def _tokens(settings: Settings, shard: int, last: Found, is_it: Callable[[Document], bool]) -> Iterator[str]:
     """The positions of a document's tokens in its shard and in the dataset, or why it has none."""
-    name = shard_name(shard)
+    run, name = settings.run, shard_name(shard)
     rejects, tokens = run / steps.named("tokenize").rejects.format(shard=name), run / f"tokens/{name}_text_document"
     if not suffixed(tokens, ".idx").is_file():
         yield _row("tokenize", f"not done yet; last seen in {last.path.relative_to(run)}")
@@ -160,7 +161,7 @@ def _tokens(run: Path, settings: Settings, shard: int, last: Found, is_it: Calla
     if found := find([rejects], is_it):
         yield _row("tokenize", fate(found.document))
         return
-    for step, prefix in (("tokenize", tokens), ("merge_index", run / "dataset/corpus_text_document")):
+    for step, prefix in (("tokenize", tokens), ("merge_index", settings.dataset_prefix)):
         if not suffixed(prefix, ".idx").is_file():
             break
         table, index = DocumentTable(prefix), IndexedDataset(prefix)
@@ -170,10 +171,8 @@ def _tokens(run: Path, settings: Settings, shard: int, last: Found, is_it: Calla
             return
         offset, ids = int(index.pointers[rows[0]]) // index.dtype.itemsize, index.document(rows[0]).tolist()
         yield _row(step, f"kept; {_span(rows[0], offset, len(ids))} of {prefix.relative_to(run)}")
-    files = [settings.tokenize.encoder_json, settings.tokenize.vocab_bpe]
-    if settings.train_tokenizer.vocab_size:  # also in a run that was moved
-        files = [run / "tokenizer/encoder.json", run / "tokenizer/vocab.bpe"]
-    text = Tokenizer(vocabulary_files(*files)).decode(ids)
+    tokenizer = Tokenizer(vocabulary_files(settings.tokenize.encoder_json, settings.tokenize.vocab_bpe))
+    text = tokenizer.decode(ids)
     same = text.removesuffix("<|endoftext|>") == last.document["text"]
     yield _row("", f"decoded, they are {'the' if same else 'another'} text: {plain(text, 80)}")
 
@@ -188,10 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("document", metavar="ID", help="id, its beginning, URL, or FILE[:LINE]")
     parser.add_argument("--run", type=cli.input_path, required=True, metavar="DIR", help="folder of the run")
     arguments = parser.parse_args(argv)
-    config = arguments.run / "config.yaml"
-    if not config.is_file():
-        raise InputError(f"{config}: no such file; --run names the folder of a run that snakemake made")
-    for line in show(arguments.run, load_settings(config), arguments.document):
+    for line in show(load_run(arguments.run), arguments.document):
         print(line)
     return 0
 

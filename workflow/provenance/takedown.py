@@ -21,9 +21,9 @@ from common.errors import InputError, TruncatedError
 from common.files import line_writer, read_json, read_lines, write_json
 from corpus.scrape.warc import DAMAGED, REQUESTED_HEADER, read_records, write_records
 from corpus.urls.url import document_id
+from workflow.provenance.sample import read_any
 
 _ID = re.compile(rb'"id":"([0-9a-f]{16})"')
-_REDIRECT = re.compile(rb'"url":"([^"]*)","final_url":"((?!\1")[^"]*)"')
 _NAME = re.compile(rb"https?://[^\s\"'<>\\]+|\b[0-9a-f]{16}\b")
 
 
@@ -67,9 +67,9 @@ def remove_from(path: Path, removal: Removal, output: Path | None = None) -> int
 
 def redirected(path: Path, removal: Removal) -> Iterator[str]:
     """The ids of the documents of a shard of pages whose request was redirected to a removed page."""
-    for line in read_lines(path):
-        if (found := _REDIRECT.search(line)) and removal.has_url(orjson.loads(b'"%s"' % found[2])):
-            yield str(orjson.loads(line)["id"])
+    for page in read_any(path):
+        if page["final_url"] != page["url"] and removal.has_url(page["final_url"]):
+            yield page["id"]
 
 
 def editor_of(path: Path) -> Editor | None:

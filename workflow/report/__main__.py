@@ -21,13 +21,12 @@ from common.errors import InputError
 from common.files import read_json, read_text, write_text
 from common.settings import Settings
 from workflow.report import compare
-from workflow.report.corpus import corpus_figures
-from workflow.report.curves import curve_charts, curve_rows
-from workflow.report.documents import kept_documents
+from workflow.report.corpus import corpus_figures, kept_documents
 from workflow.report.funnel import FunnelStep, documents_chart, funnel
-from workflow.report.layout import comparisons, memory_chart
 from workflow.report.models import Model, settings_of, split_samples, trained_models
 from workflow.report.timing import Clock, gantt_chart, timeline
+from workflow.report.training import comparisons, curve_charts, curve_rows, memory_chart
+from workflow.runs import moved
 
 
 def render(run: Path, settings: Settings | None = None) -> str:
@@ -50,7 +49,7 @@ def render(run: Path, settings: Settings | None = None) -> str:
         steps=steps,
         documents_chart=documents_chart(steps),
         corpus=corpus_figures(run, steps),
-        kept=kept_documents(run, known) if known else [],
+        kept=kept_documents(moved(known, run)) if known else [],
         models=models,
         charts=curve_charts(models),
         curve_rows=curve_rows,

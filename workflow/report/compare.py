@@ -8,9 +8,9 @@ from typing import Any
 from common import page
 from common.config import read_yaml
 from common.errors import InputError
-from workflow.report.curves import PANELS, curve_charts
 from workflow.report.funnel import funnel
 from workflow.report.models import settings_of, trained_models
+from workflow.report.training import PANELS, curve_charts
 
 Figures = dict[tuple[str, str], Any]
 """Values by (section of the configuration, step or model; key or figure)."""

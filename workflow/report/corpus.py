@@ -1,4 +1,4 @@
-"""Figures about the corpus: hosts, languages, lengths, and clusters of duplicates."""
+"""Figures about the corpus: hosts, languages, lengths, clusters of duplicates; and sample documents of its dataset."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,16 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from markupsafe import Markup
 
 from common import steps as table
 from common.files import read_json
-from workflow.report.drawing import histogram_chart
+from common.page import COLORS, WIDTH, as_svg, figure_style
+from common.settings import Settings
+from common.tokenizer import Tokenizer, vocabulary_files
+from corpus.index import IndexedDataset, suffixed
+from corpus.index.documents import DocumentTable, Row
+from corpus.index.layout import DOCUMENTS
 from workflow.report.funnel import FunnelStep
 
 _LUMPED = 4  # cluster sizes from here on are grouped by powers of two
 _NAMED = 20  # hosts, and values of a key of `meta`, in a table
 _BARS = 4  # a chart of fewer says no more than its table
+_SHARDS, _DOCUMENTS = 20, 20  # of more shards, some that are evenly spaced
+_TOKENS, _CHARACTERS = 200, 500  # shown of a document: 20 * 20 * 500 characters = 200 kB
 
 
 class Host(NamedTuple):
@@ -66,7 +74,40 @@ class Corpus:
             ("clusters", "Clusters of duplicates by size", self.clusters, "documents in a cluster", "clusters"),
         ):
             found.append((name, caption, [size for size, _ in rows], [("", [count for _, count in rows])], axis, unit))
-        return [(each[1], histogram_chart(*each)) for each in found if len(each[2]) >= _BARS]
+        return [(each[1], _histogram(*each)) for each in found if len(each[2]) >= _BARS]
+
+
+def _histogram(
+    name: str, label: str, bins: Sequence[str], series: Sequence[tuple[str, Sequence[int]]], axis: str, unit: str
+) -> Markup:
+    """Groups of bars, one group per bin and one bar per series; logarithmic if the counts are far apart."""
+    titles: dict[str, str] = {}
+    with figure_style(name):
+        from matplotlib import pyplot
+
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 2.7), layout="constrained")
+        width = 0.8 / len(series)
+        for number, (kind, counts) in enumerate(series):
+            lefts = [place - 0.4 + number * width for place in range(len(bins))]
+            drawn = axes.bar(lefts, counts, width=width * 0.94, align="edge", color=COLORS[number], label=kind)
+            for place, (bar, count) in enumerate(zip(drawn, counts, strict=True)):
+                bar.set_gid(f"bar-{number}-{place}")
+                titles[f"bar-{number}-{place}"] = f"{bins[place]}: {count:,} {unit}" + f", {kind}" * (len(series) > 1)
+        counts_above_0 = [count for _, counts in series for count in counts if count]
+        if counts_above_0 and max(counts_above_0) > 100 * min(counts_above_0):
+            axes.set_yscale("log")
+            axes.set_ylim(bottom=0.5)
+        many = len(bins) > 8
+        axes.set_xticks(
+            range(len(bins)), bins, fontsize=9, rotation=60 if many else 0, ha="right" if many else "center"
+        )
+        axes.tick_params(bottom=False)
+        axes.set_xlabel(axis, fontsize=9)
+        axes.set_ylabel(unit, fontsize=9)
+        axes.grid(axis="y")
+        if len(series) > 1:
+            figure.legend(loc="outside upper right", ncols=2, fontsize=9)
+        return as_svg(figure, label, titles)
 
 
 def _power(value: int) -> str:
@@ -153,3 +194,27 @@ def corpus_figures(run: Path, steps: Sequence[FunnelStep]) -> Corpus:
         near=sorted(near, key=lambda pair: pair[0]["similarity"]),  # of a removed document, only the other is left
         kept_by=_kept_by(steps),
     )
+
+
+def kept_documents(settings: Settings) -> list[tuple[str, list[dict[str, Any]]]]:
+    """A shard and the beginnings of its documents with the smallest ids (hashes), if the run has a dataset."""
+    prefix = settings.dataset_prefix
+    if not suffixed(prefix, DOCUMENTS).is_file():
+        return []
+    table, index = DocumentTable(prefix), IndexedDataset(prefix)
+    tokenizer = Tokenizer(vocabulary_files(settings.tokenize.encoder_json, settings.tokenize.vocab_bpe))
+    ends = np.cumsum([documents for _, documents in table.shards])
+    found = []
+    for number in sorted({*np.linspace(0, len(ends) - 1, _SHARDS).astype(int).tolist()}):
+        name, documents = table.shards[number]
+        first = int(ends[number]) - documents
+        ids = table.ids[first : first + documents]
+        order = np.argsort(ids, kind="stable")
+        rows = [table[first + row] for row in order[ids[order] > 0][:_DOCUMENTS].tolist()]  # 0: removed
+        found.append((name, [_shown(row, index.document(row.number).tolist(), tokenizer) for row in rows]))
+    return [(name, documents) for name, documents in found if documents]
+
+
+def _shown(row: Row, tokens: list[int], tokenizer: Tokenizer) -> dict[str, Any]:
+    text = tokenizer.decode(tokens[:_TOKENS])[:_CHARACTERS]
+    return {"id": row.id, "url": row.url, "tokens": len(tokens), "text": text}

@@ -10,10 +10,25 @@ from common import steps
 from common.files import read_json
 from common.page import size
 from common.settings import Settings
-from workflow.report.drawing import Bar
 
 _EXAMPLES = 10  # kept per reason
 _REASONS = 5  # drawn separately; the others share the last colour
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A horizontal bar of coloured parts, with a caption above and a legend of the parts."""
+
+    above: str
+    parts: Sequence[tuple[str, float]]
+    """(label, length) of each part."""
+    breakdown: Sequence[tuple[str, float]] = ()
+    """(label, length) of what the last part is made of: a thin bar below that part."""
+
+    @property
+    def length(self) -> float:
+        """Total of all parts."""
+        return sum(length for _, length in self.parts)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import shlex
 from functools import cache
 from pathlib import Path
 
-from workflow import growing, snakefile
+from workflow import checks, snakefile
 from common import steps
 from corpus.index import content_of
 from common.files import REMOVED_IDS, find_inputs, sha256, shard_name
@@ -50,15 +50,21 @@ def rejects(step):
     return str(RUN / steps.named(step).rejects)
 
 
-def earlier(step):
-    """The options that leave out what the runs that this one extends have read; they may leave nothing."""
-    paths = growing.known(step, settings)
-    return f"--allow-empty --known {shlex.join(map(str, paths))}" if paths else ""
+def known(step):
+    """The options that leave out what the runs of `base` have read: URLs for blacklist, inputs in statistics for ingest."""
+    results = [steps.result(step, run) for run in settings.base]
+    paths = [
+        str(path.parent if step == "blacklist" else path)
+        for path in results
+        if path.is_file()
+    ]
+    return f"--allow-empty --known {shlex.join(paths)}" if paths else ""
 
 
-def runtime(rule, minutes):
-    """`runtime` of a rule, in minutes: the rule's key in `cluster.corpus.runtime_minutes`, or this default."""
-    return settings.cluster.corpus.runtime_minutes.get(rule, minutes)
+def needs(rule, mem_mb, minutes):
+    """The resources of a rule: memory, and time unless `cluster.corpus.runtime_minutes` names the rule."""
+    runtime = settings.cluster.corpus.runtime_minutes.get(rule, minutes)
+    return {"mem_mb": mem_mb, "runtime": runtime}
 
 
 def made_here(paths):
@@ -66,25 +72,22 @@ def made_here(paths):
     return [path for path in map(str, paths) if Path(path).is_relative_to(RUN)]
 
 
+def given(paths):
+    """The others, which come from outside of the run."""
+    return [path for path in map(str, paths) if not Path(path).is_relative_to(RUN)]
+
+
 def hashes(paths):
     """The hash of each file from outside of the run, for `params`."""
-    others = [path for path in map(str, paths) if not made_here([path])]
-    return {
-        str(file): sha256(file)
-        for path in others
-        for file in find_inputs(path, "lists")[0]
-    }
+    files = [file for path in given(paths) for file in find_inputs(path, "lists")[0]]
+    return {str(file): sha256(file) for file in files}
 
 
 @cache
 def contents(model):
     """A checksum of each dataset of a model that another run or tool has made, for `params`."""
-    prefixes = [source.prefix for source in settings.datasets(model)]
-    return {
-        str(prefix): content_of(prefix)
-        for prefix in prefixes
-        if not made_here([prefix])
-    }
+    prefixes = given(source.prefix for source in settings.datasets(model))
+    return {prefix: content_of(Path(prefix)) for prefix in prefixes}
 
 
 @cache

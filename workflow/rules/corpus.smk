@@ -12,6 +12,19 @@ from shlex import quote
 from corpus.text.filters import filters
 
 
+rule demo_site:
+    # The embedded site of the default run; a configuration with other URLs never needs it.
+    output:
+        urls=RUN / "site/urls.txt",
+        site=RUN / "site/site.json",
+    log:
+        RUN / "logs/demo_site.log",
+    resources:
+        **needs("demo_site", 500, minutes=5),
+    shell:
+        "python -m workflow.demo.build --output {RUN:q}/site > {log:q} 2>&1"
+
+
 # Inputs from outside of the run are no inputs of a rule, because Snakemake compares their times. What blacklist and ingest
 # read is compared by content (workflow/patches.py); the hashes of smaller files are params.
 rule blacklist:
@@ -29,14 +42,13 @@ rule blacklist:
         RUN / "logs/blacklist.log",
     threads: 4
     resources:
-        mem_mb=4000,
-        runtime=runtime("blacklist", 120),
+        **needs("blacklist", 4000, minutes=120),
     params:
         settings=keys("blacklist"),
         lists=hashes(settings.blacklist.domain_lists),
         urls=settings.urls,
         shards=settings.shards,
-        known=earlier("blacklist"),
+        known=known("blacklist"),
     shell:
         'python -m corpus.blacklist --config "$URLS_TO_GPT2_SETTINGS" --input {params.urls:q} '
         "--output-dir {RUN:q}/urls --shards {params.shards} --rejects {output.rejects:q} "
@@ -44,15 +56,18 @@ rule blacklist:
 
 
 def urls_to_fetch(wildcards):
-    check(snakefile.check_contact)
+    check(checks.check_contact)
     return result("blacklist")
 
 
-ARCHIVE = (
-    "--archive {RUN:q}/pages/{wildcards.shard}.warc.gz"
-    if settings.scrape.archive
-    else ""
-)
+ARCHIVE = SERVE = RESOLVE = ""
+if settings.scrape.archive:
+    ARCHIVE = "--archive {RUN:q}/pages/{wildcards.shard}.warc.gz"
+# A recorded site is served on loopback while the step runs; workflow.demo.serve replaces ADDRESS by ip:port.
+if settings.site:
+    SITE = f"--site {quote(str(settings.site))}"
+    SERVE = f"python -m workflow.demo.serve {SITE} --"
+    RESOLVE = f"{SITE} 'scrape.resolve={{\"*\": ADDRESS}}'"
 
 
 rule scrape:
@@ -66,25 +81,15 @@ rule scrape:
     retries: 5  # each attempt continues from the journal
     threads: 2
     resources:
-        mem_mb=4000,
-        runtime=runtime("scrape", 24 * 60),
+        **needs("scrape", 4000, minutes=24 * 60),
         resumes=1,
     params:
         settings=keys("scrape"),
         urls=f"{RUN}/urls/{{shard}}.txt",
         rejects=rejects("scrape"),
         stats=stats("scrape"),
-        # A recorded site is served on loopback while the step runs; workflow.demo.serve replaces ADDRESS by ip:port.
-        serve=(
-            f"python -m workflow.demo.serve --site {quote(str(settings.site))} --"
-            if settings.site
-            else ""
-        ),
-        resolve=(
-            f"--site {quote(str(settings.site))} 'scrape.resolve={{\"*\": ADDRESS}}'"
-            if settings.site
-            else ""
-        ),
+        serve=SERVE,
+        resolve=RESOLVE,
     shell:
         '{params.serve} python -m corpus.scrape --config "$URLS_TO_GPT2_SETTINGS" --urls {params.urls:q} '
         "--output {output.pages:q} --rejects {params.rejects:q} --stats {params.stats:q} --workers {threads} "
@@ -100,13 +105,12 @@ rule ingest:
         RUN / "logs/ingest.log",
     threads: 2 if settings.has_pages else 1
     resources:
-        mem_mb=4000 if settings.has_pages else 2000,
-        runtime=runtime("ingest", 24 * 60),
+        **needs("ingest", 4000 if settings.has_pages else 2000, minutes=24 * 60),
     params:
         settings=keys("ingest"),
         shards=settings.shards,
         rejects=rejects("ingest"),
-        known=earlier("ingest"),
+        known=known("ingest"),
     shell:
         'python -m corpus.ingest --config "$URLS_TO_GPT2_SETTINGS" --output-dir {RUN:q}/ingest '
         "--shards {params.shards} --rejects {params.rejects:q} --stats {output.stats:q} --workers {threads} "
@@ -126,8 +130,7 @@ rule clean:
     log:
         RUN / "logs/clean/{shard}.log",
     resources:
-        mem_mb=2000,
-        runtime=runtime("clean", 240),
+        **needs("clean", 2000, minutes=240),
     params:
         settings=keys("clean"),
         models=hashes(model.path for model in settings.clean.fasttext),
@@ -152,8 +155,7 @@ if settings.repeats.units:
         log:
             RUN / "logs/repeats_count/{shard}.log",
         resources:
-            mem_mb=2000,
-            runtime=runtime("repeats_count", 240),
+            **needs("repeats_count", 2000, minutes=240),
         params:
             settings=keys("repeats_count"),
         shell:
@@ -168,8 +170,11 @@ if settings.repeats.units:
         log:
             RUN / "logs/repeats_sum.log",
         resources:
-            mem_mb=1000 + int(1000 * settings.repeats.memory_gb),
-            runtime=runtime("repeats_sum", 24 * 60),
+            **needs(
+                "repeats_sum",
+                1000 + int(1000 * settings.repeats.memory_gb),
+                minutes=24 * 60,
+            ),
         params:
             settings=keys("repeats_sum"),
             shards=len(SHARDS),
@@ -186,8 +191,7 @@ if settings.repeats.units:
         log:
             RUN / "logs/repeats/{shard}.log",
         resources:
-            mem_mb=2000,
-            runtime=runtime("repeats", 240),
+            **needs("repeats", 2000, minutes=240),
         params:
             settings=keys("repeats"),
             rejects=rejects("repeats"),
@@ -213,8 +217,7 @@ if settings.decontaminate.files:
         log:
             RUN / "logs/decontaminate_count/{shard}.log",
         resources:
-            mem_mb=4000,
-            runtime=runtime("decontaminate_count", 240),
+            **needs("decontaminate_count", 4000, minutes=240),
         params:
             settings=keys("decontaminate_count"),
             files=EVALUATION_FILES,
@@ -231,8 +234,7 @@ if settings.decontaminate.files:
         log:
             RUN / "logs/decontaminate_sum.log",
         resources:
-            mem_mb=4000,
-            runtime=runtime("decontaminate_sum", 60),
+            **needs("decontaminate_sum", 4000, minutes=60),
         params:
             shards=len(SHARDS),
         shell:
@@ -248,8 +250,7 @@ if settings.decontaminate.files:
         log:
             RUN / "logs/decontaminate/{shard}.log",
         resources:
-            mem_mb=4000,
-            runtime=runtime("decontaminate", 240),
+            **needs("decontaminate", 4000, minutes=240),
         params:
             settings=keys("decontaminate"),
             files=EVALUATION_FILES,
@@ -274,8 +275,7 @@ if settings.train_tokenizer.vocab_size:
             RUN / "logs/train_tokenizer.log",
         threads: 4
         resources:
-            mem_mb=8000,
-            runtime=runtime("train_tokenizer", 24 * 60),
+            **needs("train_tokenizer", 8000, minutes=24 * 60),
         params:
             settings=keys("train_tokenizer"),
         shell:
@@ -283,11 +283,8 @@ if settings.train_tokenizer.vocab_size:
             "--output-dir {RUN:q}/tokenizer --stats {output.stats:q} --workers {threads} > {log:q} 2>&1"
 
 
-VOCABULARY = [
-    path
-    for path in (settings.tokenize.encoder_json, settings.tokenize.vocab_bpe)
-    if path
-]
+VOCABULARY = [settings.tokenize.encoder_json, settings.tokenize.vocab_bpe]
+VOCABULARY = list(filter(None, VOCABULARY))
 
 
 rule tokenize:
@@ -299,8 +296,7 @@ rule tokenize:
     log:
         RUN / "logs/tokenize/{shard}.log",
     resources:
-        mem_mb=2000,
-        runtime=runtime("tokenize", 120),
+        **needs("tokenize", 2000, minutes=120),
     params:
         settings=keys("tokenize"),
         vocabulary=hashes(VOCABULARY),
@@ -329,8 +325,7 @@ rule merge_index:
     log:
         RUN / "logs/merge_index.log",
     resources:
-        mem_mb=2000,
-        runtime=runtime("merge_index", 240),
+        **needs("merge_index", 2000, minutes=240),
     params:
         shards=len(SHARDS),
     shell:

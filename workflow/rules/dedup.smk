@@ -38,8 +38,7 @@ rule dedup_signatures:
     log:
         RUN / "logs/dedup_signatures/{shard}.log",
     resources:
-        mem_mb=2000,
-        runtime=runtime("dedup_signatures", 240),
+        **needs("dedup_signatures", 2000, minutes=240),
     params:
         settings=keys("dedup_signatures"),
     shell:
@@ -67,8 +66,7 @@ for job in range(JOBS):
         log:
             RUN / f"logs/dedup_bands/{job}.log",
         resources:
-            mem_mb=MEMORY_MB,
-            runtime=runtime("dedup_bands", 240),
+            **needs("dedup_bands", MEMORY_MB, minutes=240),
         params:
             parts_of_columns=len(PARTS),
             earlier=EARLIER,
@@ -89,8 +87,7 @@ for job in range(JOBS):
         log:
             RUN / f"logs/dedup_verify/{job}.log",
         resources:
-            mem_mb=MEMORY_MB,
-            runtime=runtime("dedup_verify", 12 * 60),
+            **needs("dedup_verify", MEMORY_MB, minutes=12 * 60),
         params:
             settings=keys("dedup_clusters"),
             shards=len(SHARDS),
@@ -116,8 +113,7 @@ rule dedup_clusters:
     log:
         RUN / "logs/dedup_clusters.log",
     resources:
-        mem_mb=MEMORY_MB,
-        runtime=runtime("dedup_clusters", 12 * 60),
+        **needs("dedup_clusters", MEMORY_MB, minutes=12 * 60),
     params:
         settings=keys("dedup_clusters"),
         earlier=EARLIER,
@@ -136,8 +132,7 @@ rule dedup:
     log:
         RUN / "logs/dedup/{shard}.log",
     resources:
-        mem_mb=2000,
-        runtime=runtime("dedup", 240),
+        **needs("dedup", 2000, minutes=240),
     params:
         stats=stats("dedup"),
     shell:

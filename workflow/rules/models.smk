@@ -18,14 +18,25 @@ def made_data(model, *suffixes):
     )
 
 
+def memory(estimate, *more):
+    """The memory of a job after training, from the size of its model."""
+    return lambda wildcards: estimate(settings.models[wildcards.model].model, *more)
+
+
 def data_to_train(wildcards):
-    check(snakefile.check_model, wildcards.model)
+    check(checks.check_model, wildcards.model)
     return made_data(wildcards.model, "bin", "idx")
+
+
+def start_of_training(wildcards):
+    """The model that is trained further, if one is: merged by this workflow, or an existing one."""
+    folder = settings.models[wildcards.model].finetune
+    return [f"{folder}/config.json"] if folder else []
 
 
 def data_to_evaluate(wildcards):
     if not Path(result("evaluate").format(model=wildcards.model)).exists():
-        check(snakefile.check_evaluation)
+        check(checks.check_evaluation)
     return made_data(wildcards.model, "idx")
 
 
@@ -33,12 +44,7 @@ def data_to_evaluate(wildcards):
 rule train:
     input:
         data_to_train,
-        # A model merged by this workflow, or an existing one.
-        start=lambda wildcards: [
-            f"{folder}/config.json"
-            for folder in [settings.models[wildcards.model].finetune]
-            if folder is not None
-        ],
+        start=start_of_training,
     output:
         done=report(
             result("train"),
@@ -76,10 +82,7 @@ rule merge:
     log:
         RUN / "logs/merge/{model}.log",
     resources:
-        mem_mb=lambda wildcards: job_memory.merge_mb(
-            settings.models[wildcards.model].model
-        ),
-        runtime=runtime("merge", 60),
+        **needs("merge", memory(job_memory.merge_mb), minutes=60),
     shell:
         "python -m convert.merge_mp --checkpoint {RUN:q}/models/{wildcards.model} "
         "--output {RUN:q}/merged/{wildcards.model} --force > {log:q} 2>&1"
@@ -120,10 +123,11 @@ rule evaluate:
         RUN / "logs/evaluate/{model}.log",
     threads: 2
     resources:
-        mem_mb=lambda wildcards: job_memory.evaluate_mb(
-            settings.models[wildcards.model].model, settings.evaluate.batch
+        **needs(
+            "evaluate",
+            memory(job_memory.evaluate_mb, settings.evaluate.batch),
+            minutes=240,
         ),
-        runtime=runtime("evaluate", 240),
         gpu=lambda wildcards: (
             1 if settings.cluster_of(wildcards.model).gpus_per_node else 0
         ),
@@ -160,10 +164,7 @@ rule generate:
         RUN / "logs/generate/{model}.log",
     threads: 2
     resources:
-        mem_mb=lambda wildcards: job_memory.generate_mb(
-            settings.models[wildcards.model].model
-        ),
-        runtime=runtime("generate", 60),
+        **needs("generate", memory(job_memory.generate_mb), minutes=60),
     params:
         settings=keys("generate")["generate"],
     shell:

@@ -1,19 +1,14 @@
+# The last step of the corpus, before which the statistics of every shard exist; empty if all models bring their data.
+CORPUS = [rules.merge_index.output.stats] if settings.urls or settings.sources else []
+
+
 # One HTML file about the run: the documents that each step kept, the loss, a generated sample. It opens the dataset's
 # index: 20 bytes per document.
-
-
 rule report:
     input:
-        # The last step of the corpus: the statistics of every shard exist before it.
-        stats=(
-            rules.merge_index.output.stats if settings.urls or settings.sources else []
-        ),
+        stats=CORPUS,
         models=expand(
-            [
-                result("train"),
-                result("evaluate"),
-                result("generate"),
-            ],
+            [result("train"), result("evaluate"), result("generate")],
             model=settings.train_models,
         ),
     output:
@@ -23,8 +18,7 @@ rule report:
     log:
         RUN / "logs/report.log",
     resources:
-        mem_mb=2000,
-        runtime=runtime("report", 10),
+        **needs("report", 2000, minutes=10),
     shell:
         'python -m workflow.report --run {RUN:q} --config "$URLS_TO_GPT2_SETTINGS" --output {output.page:q} > {log:q} 2>&1'
 
@@ -33,19 +27,16 @@ rule report:
 # of `all`: who publishes nothing needs none.
 rule cards:
     input:
-        stats=(
-            rules.merge_index.output.stats if settings.urls or settings.sources else []
-        ),
+        stats=CORPUS,
         models=expand(
             [result("train"), result("evaluate")], model=settings.train_models
         ),
     output:
-        [RUN / "cards/README.md"] if settings.urls or settings.sources else [],
+        [RUN / "cards/README.md"] if CORPUS else [],
         expand(RUN / "cards/models/{model}/README.md", model=settings.train_models),
     log:
         RUN / "logs/cards.log",
     resources:
-        mem_mb=4000,
-        runtime=runtime("cards", 60),
+        **needs("cards", 4000, minutes=60),
     shell:
         "python -m workflow.cards --run {RUN:q} > {log:q} 2>&1"

@@ -28,10 +28,10 @@ from tests.training.test_train import tensors
 from tests.workflow.pipeline import planned
 from training.trace import Trace
 from workflow.cards.content import without_tombstones
+from workflow.checks import check_takedown
 from workflow.provenance import remove as module
 from workflow.provenance.remove import main
 from workflow.provenance.takedown import Removal, redirected, remove_from
-from workflow.snakefile import check_takedown
 
 RUN = Path("results/x")
 
@@ -91,6 +91,10 @@ def test_documents_leave_every_file_and_only_training_and_what_follows_it_run_ag
     files = named(run, first["url"].replace("http", "HTTP") + "#part", *(row["id"] for row in documents[1:]))
     said = called(main, "--urls", files, "--run", run)
     assert said.returncode == 0 and "nothing was changed" in said.stdout and first["id"] in said.stdout
+    of_one = [called(main, "--urls", named(run, row["id"]), "--run", run).stdout for row in documents[:2]]
+    assert all(f"\n{row['id']} http" in of_one[0] for row in documents[1:]) and "dropped as its duplicate" in of_one[0]
+    assert f"{first['id']}: is a duplicate of one of them and is kept" in of_one[1]
+    named(run, first["url"].replace("http", "HTTP") + "#part", *(row["id"] for row in documents[1:]))
     after = contents(run)
     assert {name for name in after if before.get(name) != after[name]} <= {"models/tiny/trace/0-0.order"}
     done = called(main, "--urls", files, "--run", run, "--yes", "--by", "Ada", "--workers", "2")
@@ -125,14 +129,6 @@ def test_documents_leave_every_file_and_only_training_and_what_follows_it_run_ag
     assert "decoded, they are the text" in called("workflow.provenance.show", other, "--run", run).stdout
 
 
-def test_duplicates_that_stay_and_those_that_stay_out_are_named(run: Path) -> None:
-    survivor, *displaced = (row["id"] for row in cluster(run))
-    said = called(main, "--urls", named(run, survivor), "--run", run).stdout
-    assert all(f"\n{name} http" in said for name in displaced) and "dropped as its duplicate" in said
-    named_duplicate = called(main, "--urls", named(run, displaced[0]), "--run", run).stdout
-    assert f"{survivor}: is a duplicate of one of them and is kept" in named_duplicate
-
-
 class Interrupted(BaseException):
     """A kill."""
 
@@ -157,14 +153,8 @@ def test_a_takedown_that_is_killed_anywhere_is_finished_by_the_next(run: Path, m
             return call
 
         with monkeypatch.context() as patch:
-            for name in (
-                "remove_from",
-                "_renew_signatures",
-                "write_tombstones",
-                "_withdraw",
-                "write_text",
-                "write_json",
-            ):
+            writers = ("remove_from", "_renew_signatures", "write_tombstones", "withdraw", "write_text", "write_json")
+            for name in writers:
                 patch.setattr(module, name, counted(getattr(module, name)))
             patch.setattr(os, "utime", counted(os.utime))
             with suppress(Interrupted):
@@ -230,7 +220,7 @@ def write_run(folder: Path, buried: list[int], base: str = "") -> Path:
 
 
 @pytest.mark.slow
-def test_removals_from_a_run_and_one_that_grows_it_end_alike_in_any_order(
+def test_removals_from_a_run_and_one_that_extends_it_end_alike_in_any_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`base` and `more` leave the base and name the model, `late` does not, `again` does; `own` leaves the other."""
@@ -276,13 +266,11 @@ def test_removals_from_a_run_and_one_that_grows_it_end_alike_in_any_order(
             assert done.returncode == 0, (order, name, done.stderr)
             if name == "late":
                 refused = called("training.train", "--config", "b/config.yaml", "--model", "tiny")
-                assert_one_line_error(
-                    refused, f"if workflow.provenance.remove changed it, repeat it with --model {model}"
-                )
+                cure = f"if workflow.provenance.remove changed it, repeat it with --model {model}"
+                assert_one_line_error(refused, cure)
         assert not Path("b/merged/tiny").exists() and not Path("b/evaluation/tiny.json").exists()
-        assert len({path.parent for path in model.glob("withdrawn/*/iter_*")}) == sum(
-            1 for _ in model.glob("withdrawn/*")
-        )
+        aside = {path.parent for path in model.glob("withdrawn/*/iter_*")}
+        assert aside == set(model.glob("withdrawn/*")), "none is empty"
         assert identity_of(Path("a/dedup/work/0000.signatures")) == signed
         assert "http" not in "".join(row["url"] for row in read_shard(Path("a/clean/0000.jsonl.zst")))
         iterations = {path.name: read_json(path / "manifest.json")["content"] for path in model.glob("iter_*")}
@@ -310,63 +298,49 @@ def test_removals_from_a_run_and_one_that_grows_it_end_alike_in_any_order(
 
 def test_training_goes_on_as_if_the_documents_had_never_been_there(tmp_path: Path) -> None:
     """Dropout is on: the weights of both runs are equal bit for bit, and those before the takedown are not."""
-    config = write_run(tmp_path / "a", [])
+    run, model, config = tmp_path / "a", tmp_path / "a/models/tiny", write_run(tmp_path / "a", [])
     assert train_tiny(config) == 0
-    trace = Trace(tmp_path / "a/models/tiny")
+    trace = Trace(model)
     reads = trace.reads(0, range(60))
     first = dict(zip(reads.documents[::-1].tolist(), reads.iterations[::-1].tolist(), strict=True))
     leaving = [number for number, iteration in first.items() if 4 < iteration <= 12][:3]
     never = next(number for number in range(60) if number not in first)
-    addresses = [trace.tables[0][number].url for number in (*leaving, never)]
-    original = tensors(tmp_path / "a/models/tiny/iter_0000012")
-    files = named(tmp_path / "a", *addresses)
-    done = called(main, "--urls", files, "--run", tmp_path / "a", "--yes", "--by", "Ada")
+    original = tensors(model / "iter_0000012")
+
+    # one that no iteration has read: the checkpoints stay
+    files = named(run, trace.tables[0][never].url)
+    (model / "owner.json").write_text("{}")
+    assert_one_line_error(called(main, "--urls", files, "--run", run), "a training has this folder")
+    (model / "owner.json").unlink()
+    done = called(main, "--urls", files, "--run", run, "--yes", "--by", "Ada")
+    assert "never read them; its checkpoints stay" in done.stdout
+    show = ("workflow.provenance.trace", "--model", model, "--iteration")
+    assert not any("removed" in called(*show, iteration).stdout for iteration in range(1, 13))
+
+    files = named(run, *(trace.tables[0][number].url for number in leaving))
+    done = called(main, "--urls", files, "--run", run, "--yes", "--by", "Ada")
     assert done.returncode == 0, done.stderr
     first_read = min(first[number] for number in leaving)
     assert f"first read by iteration {first_read}" in done.stdout and "iter_0000004 is the newest before" in done.stdout
-    assert sorted(path.name for path in (tmp_path / "a/models/tiny/withdrawn/0001").iterdir()) == [
-        "iter_0000008",
-        "iter_0000012",
-    ]
+    withdrawn = sorted(path.name for path in (model / "withdrawn/0001").iterdir())
+    assert withdrawn == ["iter_0000008", "iter_0000012"]
     assert train_tiny(config) == 0
     assert train_tiny(write_run(tmp_path / "b", [*leaving, never])) == 0
     one, other = (tensors(tmp_path / name / "models/tiny/iter_0000012") for name in "ab")
     assert all(one[key].equal(other[key]) for key in other)
     assert not all(one[key].equal(original[key]) for key in original)
-    again = called(main, "--urls", files, "--run", tmp_path / "a")
-    assert_one_line_error(again, "no step has seen")
-
-
-def test_a_model_that_never_read_them_keeps_its_checkpoints_and_its_tokens_are_masked(tmp_path: Path) -> None:
-    config = write_run(tmp_path, [])
-    assert train_tiny(config) == 0
-    trace = Trace(tmp_path / "models/tiny")
-    never = sorted(set(range(60)) - set(trace.reads(0, range(60)).documents.tolist()))
-    files = named(tmp_path / "x", trace.tables[0][never[0]].url)
-    (tmp_path / "models/tiny/owner.json").write_text("{}")
-    assert_one_line_error(called(main, "--urls", files, "--run", tmp_path), "a training has this folder")
-    (tmp_path / "models/tiny/owner.json").unlink()
-    done = called(main, "--urls", files, "--run", tmp_path, "--yes", "--by", "Ada")
-    assert "never read them; its checkpoints stay" in done.stdout
-    assert train_tiny(config) == 0 and train_tiny(config, "train.iterations=13") == 0
-    steps = [
-        called("workflow.provenance.trace", "--model", tmp_path / "models/tiny", "--iteration", n).stdout
-        for n in range(1, 13)
-    ]
-    assert not any("removed" in text for text in steps)
+    assert_one_line_error(called(main, "--urls", files, "--run", run), "no step has seen")
 
 
 def test_what_names_no_document_is_one_line(tmp_path: Path) -> None:
     write_run(tmp_path, [])
+    leaving, run = tmp_path / "leaving.txt", ("--run", tmp_path)
     for text, said in (("", "names no document"), ("http://a.example/x\nnot a url\n", "leaving.txt:2: neither")):
-        (tmp_path / "leaving.txt").write_text(text)
-        done = called(main, "--urls", tmp_path / "leaving.txt", "--run", tmp_path)
-        assert_one_line_error(done, said)
-    assert_one_line_error(called(main, "--run", tmp_path), "--urls is missing")
-    (tmp_path / "leaving.txt").write_text("http://h1.example/1\n")
-    assert_one_line_error(
-        called(main, "--urls", tmp_path / "leaving.txt", "--run", tmp_path, "--yes"), "--by is missing"
-    )
+        leaving.write_text(text)
+        assert_one_line_error(called(main, "--urls", leaving, *run), said)
+    leaving.write_text("http://h1.example/1\n")
+    assert_one_line_error(called(main, *run), "--urls is missing")
+    assert_one_line_error(called(main, "--urls", leaving, *run, "--yes"), "--by is missing")
     assert_one_line_error(called(main, "--run", tmp_path / "models"), "no such file")
 
 

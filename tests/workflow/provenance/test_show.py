@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from common.config import load_settings
 from common.errors import InputError
 from common.settings import Settings
 from common.tokenizer import Tokenizer, vocabulary_files
@@ -17,6 +16,7 @@ from corpus.ingest import ingest
 from tests.helpers import called, prose, read_shard
 from workflow.provenance import show as module
 from workflow.provenance.sample import read_any
+from workflow.runs import load_run
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def shown(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> "Show":
 
 class Show:
     def __init__(self, run: Path) -> None:
-        self.run, self.settings = run, load_settings(run / "config.yaml")
+        self.run, self.settings = run, load_run(run)
 
     def __call__(self, wanted: str) -> str:
-        return "\n".join(module.show(self.run, self.settings, wanted))
+        return "\n".join(module.show(self.settings, wanted))
 
 
 def test_the_tokens_of_every_document_are_its_text(shown: Show) -> None:
@@ -107,7 +107,7 @@ def test_own_text_is_found_by_its_file_also_if_another_has_the_same_text(tmp_pat
     settings = Settings.model_validate({"run": run, "sources": [{"path": f"{tmp_path}/texts"}], "shards": 2})
     shards = [run / f"ingest/000{shard}.jsonl.zst" for shard in range(2)]
     ingest(settings.sources, shards)
-    show = partial(module.show, run, settings)
+    show = partial(module.show, settings)
     found = {name: "\n".join(show(f"texts/{name}")) for name in texts}
     for name, text in found.items():
         assert f"ingest         kept; document {int(name == 'b.txt')} of " in text or name == "more/b.txt"

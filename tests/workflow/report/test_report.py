@@ -1,50 +1,46 @@
+from collections import Counter
 from pathlib import Path
 
 from common.files import write_json
 from common.settings import TokenizeSettings
 from common.stats import Stats
+from common.steps import CORPUS
 from corpus.merge_index import merge_index
 from corpus.tokenize import tokenize
 from tests.helpers import assert_one_line_error, called, document, prose, write_shard
+from tests.workflow.report.fake_run import finished_run
 from workflow.report.__main__ import render
+from workflow.report.corpus import corpus_figures
 from workflow.report.funnel import funnel
 
 
-def run_folder(folder: Path) -> Path:
-    """A run with two shards of pages and one trained model."""
-    for shard in range(2):
-        stats = Stats("scrape", documents_in=10, documents_out=7, bytes_out=100)
-        stats.reasons.update({"timeout": 2, "http_404": 1})
-        stats.finish(folder / "pages" / f"000{shard}.stats.json")
-    Stats("merge_index", documents_in=5, documents_out=5, extra={"tokens": 1234}).finish(folder / "dataset/stats.json")
-    model = folder / "models" / "tiny"
-    model.mkdir(parents=True)
-    (model / "train.csv").write_text("iteration,lm_loss\n10,9.5\n20,7.5\n")
-    (model / "valid.csv").write_text("iteration,loss\n20,7.9\n")
-    write_json(folder / "evaluation" / "tiny.json", {"loss": 7.9, "perplexity": 2697.3, "tokens": 4096})
-    (folder / "samples").mkdir()
-    (folder / "samples" / "tiny.txt").write_text("The <b>value</b> of the")
-    return folder
-
-
 def test_the_funnel_sums_shards_in_the_order_of_the_steps(tmp_path: Path) -> None:
-    scrape, merged = funnel(run_folder(tmp_path))
-    assert (scrape.name, scrape.documents_in, scrape.documents_out, scrape.bytes_out) == ("scrape", 20, 14, 200)
-    assert scrape.reasons == [("timeout", 4), ("http_404", 2)]
-    assert scrape.tokens is None and merged.tokens == 1234
+    folder = finished_run(tmp_path)
+    steps = {step.name: step for step in funnel(folder)}
+    assert [*steps] == [step.name for step in CORPUS if step.name in steps] and len(steps) == 8
+    scrape, clean = steps["scrape"], steps["clean"]
+    assert (scrape.documents_in, scrape.documents_out, scrape.bytes_out) == (200, 190, 171_000)
+    assert scrape.reasons == [("timeout", 6), ("http_404", 4)]
+    assert scrape.tokens is None and steps["merge_index"].tokens == 80_000
+    assert [found["id"] for found in clean.examples["short"]] == ["0000.stats.json", "0001.stats.json"]
+    assert steps["decontaminate"].evaluation_sets == {"lambada": {"hits": 3, "documents": 2}}
+    found = corpus_figures(folder, [*steps.values()])
+    assert found.languages == [("en", 180), ("de", 12)]
+    assert found.lengths == [("256", 94, 84), ("1 Ki", 96, 86)]
+    assert found.clusters == [("1", 300), ("2", 4), ("4 to 7", 1), ("8 to 15", 1)]
 
 
 def test_the_report_shows_funnel_evaluation_and_sample_of_the_configuration_that_is_named(tmp_path: Path) -> None:
-    folder, output = run_folder(tmp_path / "run"), tmp_path / "report.html"
+    folder, output = finished_run(tmp_path / "run"), tmp_path / "report.html"
     arguments = ("--run", str(folder), "--output", str(output))
     assert called("workflow.report", *arguments).returncode == 0
     page = output.read_text(encoding="utf-8")
-    for part in ("4 timeout, 2 http_404", "<td>1,234</td>", "<svg", "perplexity 2697.30", "The &lt;b&gt;value"):
+    for part in ("6 timeout, 4 http_404", "<td>80,000</td>", "<svg", "perplexity 90.02", "a &lt;b&gt;time"):
         assert part in page, part
-    (tmp_path / "config.yaml").write_text(f"run: {folder}\nurls: [urls.txt]\nshards: 2\n")
-    assert called("workflow.report", *arguments, "--config", str(tmp_path / "config.yaml"), "shards=1").returncode == 0
+    config = str(folder / "config.yaml")
+    assert called("workflow.report", *arguments, "--config", config, "shards=1").returncode == 0
     page = output.read_text(encoding="utf-8")
-    assert "2 timeout, 1 http_404" in page and "shards: 1" in page
+    assert "3 timeout, 2 http_404" in page and "shards: 1" in page
 
 
 def test_kept_documents_come_from_the_dataset_and_hosts_from_the_statistics(tmp_path: Path) -> None:
@@ -65,29 +61,23 @@ def test_kept_documents_come_from_the_dataset_and_hosts_from_the_statistics(tmp_
 
 
 def test_runs_beside_each_other_show_what_differs(tmp_path: Path) -> None:
-    first, second, output = run_folder(tmp_path / "a"), run_folder(tmp_path / "b"), tmp_path / "compared.html"
+    first, second, output = finished_run(tmp_path / "a"), finished_run(tmp_path / "b"), tmp_path / "compared.html"
     for run, language in ((first, "en"), (second, "de")):
         (run / "config.yaml").write_text(f"run: {run}\nurls: [urls.txt]\nshards: 2\nclean: {{language: {language}}}\n")
-    stats = Stats("scrape", documents_in=10, documents_out=5, bytes_out=100)
-    stats.reasons.update({"timeout": 2, "http_500": 3})
+    stats = Stats("scrape", 100, 90, reasons=Counter(timeout=3, http_404=2, http_500=5))
     stats.finish(second / "pages/0001.stats.json")
-    write_json(second / "evaluation/tiny.json", {"loss": 7.4, "perplexity": 1636.0, "tokens": 4096})
-    assert (
-        called("workflow.report", "--run", str(first), "--compare", str(second), "--output", str(output)).returncode
-        == 0
-    )
+    write_json(second / "evaluation/tiny.json", {"loss": 4.4, "perplexity": 81.5, "tokens": 4096})
+    assert called("workflow.report", "--run", first, "--compare", second, "--output", output).returncode == 0
     page = output.read_text(encoding="utf-8")
     rows = [
         ("configuration", "clean.language", "en", "de", "", ""),
-        ("scrape", "pages kept", "14", "12", "-2", "-14.3%"),
-        ("scrape", "dropped: http_500", "0", "3", "+3", ""),
-        ("tiny", "evaluated loss", "7.9", "7.4", "-0.5", "-6.3%"),
+        ("scrape", "pages kept", "190", "185", "-5", "-2.6%"),
+        ("scrape", "dropped: http_500", "0", "5", "+5", ""),
+        ("tiny", "evaluated loss", "4.51", "4.4", "-0.11", "-2.4%"),
     ]
     for section, key, *cells in rows:
-        line = f'<th scope="row">{section}</th><td class="words">{key}</td>' + "".join(
-            f"<td>{cell}</td>" for cell in cells
-        )
-        assert line in page, line
+        line = "".join(f"<td>{cell}</td>" for cell in cells)
+        assert f'<th scope="row">{section}</th><td class="words">{key}</td>{line}' in page, line
     assert "dropped: timeout" not in page and "a: tiny training" in page and "b: tiny training" in page
 
 

@@ -1,4 +1,4 @@
-"""A run that grows a finished one: what it leaves out, what must be equal, and what it never touches."""
+"""A run that extends finished ones: what it leaves out, what must be equal, and what it never touches."""
 
 import sys
 from pathlib import Path
@@ -9,33 +9,27 @@ import yaml
 
 from cluster.status import overview
 from common.config import load_settings, write_settings
-from common.errors import ConfigError, InputError
+from common.errors import InputError
 from common.files import fingerprint, read_lines, write_json
 from common.settings import BlacklistSettings, Settings, SourceSettings
 from corpus.blacklist import blacklist
 from corpus.ingest import ingest
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 from tests.workflow.pipeline import DATASET, SNAKEMAKE, TINY, configure, finish, planned, snakemake
-from workflow import growing, redone
+from workflow import redone
 from workflow.report.__main__ import render
 from workflow.report.funnel import funnel
 
 
 def test_urls_of_earlier_runs_are_known_in_any_spelling(tmp_path: Path) -> None:
     (tmp_path / "old.txt").write_text("http://example.org/a\nhttp://example.org/b\n")
-    (tmp_path / "list.txt").write_text(
-        "https://www.example.org/b#x\nhttp://example.org/c\n" * 2 + "http://x.example/a.jpg"
-    )
-    rejects = tmp_path / "rejects.jsonl"
-    known = [tmp_path / "old.txt"]
+    listed = "https://www.example.org/b#x\nhttp://example.org/c\n" * 2 + "http://x.example/a.jpg"
+    (tmp_path / "list.txt").write_text(listed)
+    rejects, known = tmp_path / "rejects.jsonl", [tmp_path / "old.txt"]
     stats = blacklist([tmp_path / "list.txt"], [tmp_path / "out.txt"], BlacklistSettings(), rejects, known=known)
     assert (tmp_path / "out.txt").read_text() == "http://example.org/c\n"
-    assert [orjson.loads(line)["reason"] for line in read_lines(rejects)] == [
-        "known",
-        "known",
-        "duplicate",
-        "extension",
-    ]
+    reasons = [orjson.loads(line)["reason"] for line in read_lines(rejects)]
+    assert reasons == ["known", "known", "duplicate", "extension"]
     assert stats.documents_in == 5 and dict(stats.reasons) == {"known": 2, "duplicate": 1, "extension": 1}
 
 
@@ -46,10 +40,7 @@ def test_files_of_earlier_runs_are_left_out_and_one_that_has_changed_is_an_error
     write_shard(tmp_path / "texts/b.jsonl", [document(2, "new")])
     stats = ingest(sources, [tmp_path / "out.jsonl"], [tmp_path / "stats.json"])
     assert [found["text"] for found in read_shard(tmp_path / "out.jsonl")] == ["new"]
-    assert stats.extra["known_files"] == 1 and list(stats.extra["inputs"]) == [
-        str(old),
-        str(tmp_path / "texts/b.jsonl"),
-    ]
+    assert stats.extra["known_files"] == 1 and [*stats.extra["inputs"]] == [str(old), f"{tmp_path}/texts/b.jsonl"]
     write_shard(old, [document(1, "newer")])
     with pytest.raises(InputError, match=r"a\.jsonl: changed since .*another name"):
         ingest(sources, [tmp_path / "out.jsonl"], [tmp_path / "stats.json"])
@@ -62,29 +53,6 @@ def finished(run: Path, **more: object) -> Settings:
     for name in ("ingest", "dataset"):
         write_json(run / name / "stats.json", {})
     return settings
-
-
-def test_what_cannot_be_grown_is_refused_before_any_job(tmp_path: Path) -> None:
-    first, second, new = (tmp_path / name for name in ("first", "second", "new"))
-    finished(first)
-    finished(second, base=first)
-    growing.check(finished(new, base=[first, second]))
-    vocabulary = tmp_path / "encoder.json"
-    vocabulary.write_text("{}")
-    refused: list[tuple[dict[str, object], str]] = [
-        ({"base": new}, "this run itself"),
-        ({"base": tmp_path / "none"}, "no run there"),
-        ({"base": second}, f"extends {first}; name that run"),
-        ({"base": first, "dedup": {"bands": 21}}, f"dedup.bands is 21, but {first}.*has 20"),
-        ({"base": first, "tokenize": {"append_eod": False}}, "append_eod is False.*has True"),
-        ({"base": first, "tokenize": {"encoder_json": vocabulary}}, "encoder_json is .*has GPT-2's"),
-    ]
-    for more, message in refused:
-        with pytest.raises(ConfigError, match=message):
-            growing.check(finished(new, **more))
-    (first / "dataset/stats.json").unlink()
-    with pytest.raises(ConfigError, match=r"first: dataset/stats\.json is missing; finish that run"):
-        growing.check(finished(new, base=first))
 
 
 def test_a_model_is_trained_on_all_parts_by_their_size_unless_it_names_its_data(tmp_path: Path) -> None:
@@ -122,28 +90,22 @@ def state(run: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
 
 
-@pytest.mark.slow  # two runs of Snakemake take 10 s of CPU
-def test_a_second_delivery_is_processed_alone_and_the_first_keeps_every_byte(tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    texts = {"a.jsonl": range(20), "b.jsonl": range(20, 30)}
-    near = f"{prose(3)} And a last sentence that the old page had not."
-    lines = {
-        name: [orjson.dumps(document(number, prose(number))) for number in numbers] for name, numbers in texts.items()
-    }
-    lines["b.jsonl"] += [orjson.dumps(document(900, near)), orjson.dumps(document(901, prose(4)))]
-    common = {"urls": [], "site": None, "sources": [{"path": "texts"}], "models": {}, "train_models": []}
-    (tmp_path / "texts/a.jsonl").write_bytes(b"\n".join(lines["a.jsonl"]))
+@pytest.mark.slow  # two runs of Snakemake, two trainings and two removals take 40 s of CPU
+def test_a_second_delivery_is_processed_alone_the_first_keeps_every_byte_and_removals_repeat_only_training(
+    tmp_path: Path,
+) -> None:
+    """Document 3 displaces number 900, which stays out after it is removed; 901 is an exact copy of document 4."""
+    near = document(900, f"{prose(3)} And a last sentence that the old page had not.")
+    first, second = ([document(n, prose(n)) for n in numbers] for numbers in (range(20), range(20, 30)))
+    write_shard(tmp_path / "texts/a.jsonl", first)
+    common = {"urls": [], "site": None, "sources": [{"path": "texts"}], "models": {"tiny": {**TINY, "parallel": {}}}}
     configure(tmp_path, **common)
     finish(DATASET, tmp_path)
     old = state(tmp_path / "results/x")
-    (tmp_path / "texts/b.jsonl").write_bytes(b"\n".join(lines["b.jsonl"]))
-    grown = {
-        **yaml.safe_load((tmp_path / "config.yaml").read_text()),
-        "run": "results/y",
-        "base": "results/x",
-        "shards": 3,
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grown))
+    write_shard(tmp_path / "texts/b.jsonl", [*second, near, document(901, prose(4))])
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    config |= {"run": "results/y", "base": "results/x", "shards": 3}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     finish(DATASET, tmp_path)
     assert state(tmp_path / "results/x") == old
     steps = {step.name: step.documents_out for step in funnel(tmp_path / "results/y")}
@@ -159,27 +121,13 @@ def test_a_second_delivery_is_processed_alone_and_the_first_keeps_every_byte(tmp
     _, said = planned(tmp_path, "dataset", "--config", "clean={min_characters: 600}")
     assert "clean.min_characters 512 -> 600" in said and "runs again: clean (3 jobs), dedup_signatures (3 jobs)" in said
 
-
-@pytest.mark.slow  # two runs of Snakemake, two trainings and two removals take 40 s of CPU
-def test_what_leaves_the_base_leaves_the_dataset_of_a_run_that_grows_it_as_it_is(tmp_path: Path) -> None:
-    """Document 3 displaced number 900, which stays out; the model goes on after both removals."""
-    (tmp_path / "texts").mkdir()
-    texts = {"a.jsonl": [document(n, prose(n)) for n in range(20)], "b.jsonl": [document(900, prose(3) + " More.")]}
-    texts["b.jsonl"] += [document(n, prose(n)) for n in range(20, 32)]
-    write_shard(tmp_path / "texts/a.jsonl", texts["a.jsonl"])
-    common = {"urls": [], "site": None, "sources": [{"path": "texts"}], "models": {"tiny": {**TINY, "parallel": {}}}}
-    configure(tmp_path, **common)
-    finish(DATASET, tmp_path)
-    write_shard(tmp_path / "texts/b.jsonl", texts["b.jsonl"])
-    grown = yaml.safe_load((tmp_path / "config.yaml").read_text()) | {"run": "results/y", "base": "results/x"}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(grown))
     train = (*SNAKEMAKE, "train_tiny", "--quiet", "host")
     finish(train, tmp_path)
     remove = (sys.executable, "-m", "workflow.provenance.remove", "--urls", "leaving", "--by", "Ada", "--yes", "--run")
-    (tmp_path / "leaving").write_text(texts["b.jsonl"][5]["url"])
+    (tmp_path / "leaving").write_text(second[5]["url"])
     finish((*remove, "results/y"), tmp_path)
     dataset = {path: path.read_bytes() for path in (tmp_path / "results/y/dataset").glob("*document*")}
-    (tmp_path / "leaving").write_text(texts["a.jsonl"][3]["url"])
+    (tmp_path / "leaving").write_text(first[3]["url"])
     finish((*remove, "results/x", "--model", "results/y/models/tiny"), tmp_path)
     assert set(planned(tmp_path, "train_tiny")[0]) == {"train", "train_tiny", "total"}
     finish(train, tmp_path)

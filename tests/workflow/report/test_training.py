@@ -8,8 +8,8 @@ import pytest
 from common.errors import InputError
 from common.settings import Experiment
 from tests.workflow.report.fake_run import finished_run
-from workflow.report.curves import HOVERS, POINTS, curve_charts, thin
 from workflow.report.models import read_curve, trained_models
+from workflow.report.training import HOVERS, POINTS, curve_charts, thin
 
 TRAIN = {"iterations": 5, "clip_grad": 0.5}
 
@@ -47,7 +47,7 @@ def test_models_lie_over_each_other_with_values_and_restarts(tmp_path: Path) -> 
         for name in ("small", "tiny"):
             assert f"{name}: started again from iteration 2,500" in titles
             assert any(re.fullmatch(rf"{name}( training)?: [\d.,e-]+ at [\d,]+ tokens", title) for title in titles)
-    assert "tiny validation: 5.5 at 10,240 tokens" in charts[0][1]
+    assert "tiny validation: 6.5 at 10,240 tokens" in charts[0][1]
     experiment = Experiment.model_validate({"model": {"n_layer": 1, "n_head": 1, "n_embd": 8}, "train": TRAIN})
     (norm,) = curve_charts([replace(models[0], experiment=experiment)], {"grad_norm": "Gradient norm"})
     assert "clipped to 0.5" in norm[1]

@@ -1,0 +1,105 @@
+"""Everything that a configuration names is checked before a job, and the runs that it goes on from."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.config import merged
+from common.errors import ConfigError, ToolkitError
+from common.settings import Settings
+from corpus.text.filters import filters
+from tests.workflow.test_base import finished
+from workflow.checks import check_base, check_crawl, check_evaluation, check_files, check_model, check_names
+from workflow.snakefile import prepare_run, settings_for_workflow
+
+NAMED = """
+    blacklist: {domain_lists: [none]}                | blacklist.domain_lists: none: no such file
+    blacklist: {domain_lists: [paths]}               | paths: 1 of 1 entries can never match
+    site: none                                       | site: none: no such folder
+    tokenize: {encoder_json: none, vocab_bpe: none}  | tokenize.encoder_json: none: no such file
+    tokenize: {encoder_json: paths}                  | paths: not valid JSON
+    tokenize: {vocab_bpe: paths}                     | paths: merges without a vocabulary
+    evaluate: {tasks: [a], task_dir: folder}         | evaluate.task_dir: folder: holds no YAML
+    cluster: {gpu: h1000}                            | 'h1000' (did you mean 'h100'?)
+    cluster: {corpus: {partitions: {scrap: x}}}      | cluster.corpus.partitions: no rule 'scrap' (did you mean 'scrape'
+    cluster: {corpus: {runtime_minutes: {train: 9}}} | cluster.corpus.runtime_minutes: no rule 'train'
+    sources: [{path: a.parquet}]                     | a.parquet needs pyarrow; pip install
+    evaluate: {tasks: [a]}                           | evaluate.tasks needs lm_eval; pip install
+    clean: {filters: [c4]}                           | c4 needs spaCy; pip install
+    clean: {fasttext: [{path: paths, label: x}]}     | clean.fasttext needs fasttext-predict; pip install
+    models: {m: {log: {wandb: project}}}             | wandb is not installed: pip install
+    models: {m: {data: []}}                          | model.vocab_size is 9, but the vocabulary of the corpus has 50257
+    models: {m: {finetune: folder}}                  | models.m.finetune: folder/config.json: no such file
+    models: {m: {finetune: pointer}}                 | pointer/model.safetensors: no safetensors file
+"""
+SIZES = {"n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 9}
+
+
+def test_everything_that_a_configuration_names_is_checked_before_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in ("workflow.checks", "corpus.text.filters", "corpus.text.fasttext", "training.metrics.boards"):
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    for name in ("folder", "pointer"):
+        Path(name).mkdir()
+    Path("paths").write_text("a/b\n")
+    for name in ("a.parquet", "d.idx"):
+        Path(name).touch()
+    Path("pointer/config.json").write_text(json.dumps(SIZES | {"n_positions": 8}))
+    Path("pointer/model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")  # Git LFS
+    models = {
+        "m": {"model": SIZES | {"seq_len": 8}, "data": [{"prefix": "d", "weight": 1}], "train": {"iterations": 1}}
+    }
+    base = {"run": "x", "sources": [{"path": "paths"}], "models": models}
+    for change, said in (line.split("|") for line in NAMED.strip().splitlines()):
+        Path("config.yaml").write_text(yaml.safe_dump(merged(base, yaml.safe_load(change))))
+        with pytest.raises(ToolkitError) as error:
+            settings = settings_for_workflow([Path("config.yaml")], [])
+            check_names(settings)
+            check_files(settings)
+            filters(settings.clean)
+            check_evaluation(settings)
+            check_model(settings, "m")
+        assert said.strip() in str(error.value) and "\n" not in str(error.value), change
+
+
+def test_a_base_that_cannot_be_extended_is_refused_before_any_job(tmp_path: Path) -> None:
+    first, second, new = (tmp_path / name for name in ("first", "second", "new"))
+    finished(first)
+    finished(second, base=first)
+    check_base(finished(new, base=[first, second]))
+    vocabulary = tmp_path / "encoder.json"
+    vocabulary.write_text("{}")
+    refused: list[tuple[dict[str, object], str]] = [
+        ({"base": new}, "this run itself"),
+        ({"base": tmp_path / "none"}, "no run there"),
+        ({"base": second}, f"extends {first}; name that run"),
+        ({"base": first, "dedup": {"bands": 21}}, f"dedup.bands is 21, but {first}.*has 20"),
+        ({"base": first, "tokenize": {"append_eod": False}}, "append_eod is False.*has True"),
+        ({"base": first, "tokenize": {"encoder_json": vocabulary}}, "encoder_json is .*has GPT-2's"),
+    ]
+    for more, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            check_base(finished(new, **more))
+    (first / "dataset/stats.json").unlink()
+    with pytest.raises(ConfigError, match=r"first: dataset/stats\.json is missing; finish that run"):
+        check_base(finished(new, base=first))
+
+
+def test_a_crawl_of_another_number_of_shards_stops_the_run_until_it_is_moved_away(tmp_path: Path) -> None:
+    (tmp_path / "urls.txt").touch()
+    base = Settings(run=tmp_path / "run", urls=[str(tmp_path / "urls.txt")])
+    one, two, four = (base.model_copy(update={"shards": shards}) for shards in (1, 2, 4))
+    base.run.mkdir()
+    prepare_run(two)
+    check_crawl(four)  # nothing is crawled yet
+    (base.run / "pages/0001.warc.gz").touch()
+    check_crawl(two)
+    for settings in (one, four):
+        with pytest.raises(ConfigError, match="shards: 2"):
+            check_crawl(settings)
+    (base.run / "pages").rename(base.run / "pages-2")
+    check_crawl(four)

@@ -1,0 +1,166 @@
+"""What is checked before any job, so that no run fails after hours because of something known at its start.
+
+`check_parsed` when the Snakefile is parsed; the others when Snakemake plans a job that needs what they check.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from common import steps
+from common.errors import ConfigError
+from common.files import REMOVED_IDS, read_json, sha256, shard_paths
+from common.settings import Settings, TokenizeSettings, closest
+from common.tokenizer import Tokenizer, vocabulary_files
+from training.huggingface.config import check_finetune
+from training.metrics.boards import check_boards
+from training.model_folder import is_finished, newest_iteration
+from training.planning.fit import prepare
+from training.planning.machines import machine
+from workflow.runs import load_run
+
+
+def check_parsed(settings: Settings) -> None:
+    """Check what every target of the run needs. Raises ToolkitError."""
+    check_crawl(settings)
+    check_takedown(settings)
+    check_base(settings)
+    check_names(settings)
+    check_files(settings)
+
+
+def crawl_layout(settings: Settings) -> Path:
+    """A file beside the pages, so that it moves with them, with their number of shards."""
+    return settings.run / steps.named("scrape").folder / "layout.json"
+
+
+def check_crawl(settings: Settings) -> None:
+    """Raise ConfigError if the run has pages that were crawled with another number of shards.
+
+    All URLs of a host go to one shard, so that with another number every page would be fetched again.
+    """
+    layout = crawl_layout(settings)
+    if settings.urls and layout.is_file() and any(path != layout for path in layout.parent.iterdir()):
+        shards = read_json(layout)["shards"]
+        if shards != settings.shards:
+            raise ConfigError(
+                f"{layout.parent} holds a crawl in {shards} shards, and with `shards: {settings.shards}` every URL of "
+                f"it would be fetched again; set `shards: {shards}`, or move {layout.parent} away to crawl again"
+            )
+
+
+def check_takedown(settings: Settings) -> None:
+    """Raise ConfigError if documents have left only a part of the run."""
+    for record in sorted((settings.run / REMOVED_IDS.parent).glob("*.json")):
+        if read_json(record)["state"] != "done":
+            raise ConfigError(
+                f"{record}: not finished; python -m workflow.provenance.remove --run {settings.run} --yes finishes it"
+            )
+
+
+def check_base(settings: Settings) -> None:
+    """Raise ConfigError if the run cannot extend its base: one is missing or unfinished, or has another vocabulary."""
+    for run in settings.base:
+        if run == settings.run:
+            raise ConfigError(f"base: {run} is this run itself; choose another folder for `run`")
+        if not (run / "config.yaml").is_file():
+            raise ConfigError(f"base: {run}: no run there; name the folder of a finished run")
+        then = load_run(run)
+        for step in steps.configured(then):
+            if step.name in ("blacklist", "ingest", "merge_index") and not steps.result(step.name, run).is_file():
+                raise ConfigError(f"base: {run}: {step.pattern} is missing; finish that run first: snakemake dataset")
+        if missing := [str(path) for path in then.base if path not in settings.base]:
+            raise ConfigError(f"base: {run} extends {', '.join(missing)}; name that run, too, before {run}")
+        for (key, old, content), (_, new, now) in zip(_shared(then), _shared(settings), strict=True):
+            if content != now:
+                raise ConfigError(f"{key} is {new}, but {run}, which this run extends, has {old}; make them equal")
+
+
+def _shared(settings: Settings) -> Iterator[tuple[str, Any, Any]]:
+    """(key, value, content) of what all parts of a corpus have in common: comparable signatures, one vocabulary."""
+    for key, value in steps.keys("dedup_signatures", settings).items():
+        yield f"dedup.{key}", value, value
+    yield "tokenize.append_eod", settings.tokenize.append_eod, settings.tokenize.append_eod
+    for key in ("encoder_json", "vocab_bpe"):
+        path = getattr(settings.tokenize, key)
+        yield f"tokenize.{key}", path or "GPT-2's", sha256(path) if path and path.is_file() else path
+
+
+def check_names(settings: Settings) -> None:
+    """Raise ConfigError for a rule or a kind of GPU that does not exist."""
+    for key in ("runtime_minutes", "partitions"):
+        for rule in getattr(settings.cluster.corpus, key):
+            if rule not in steps.JOBS:
+                hint = closest(rule, steps.JOBS) or f"; the rules: {', '.join(steps.JOBS)}"
+                raise ConfigError(f"cluster.corpus.{key}: no rule {rule!r}{hint}")
+    for cluster in (settings.cluster, *map(settings.cluster_of, settings.models)):
+        if cluster.gpu:
+            machine(cluster.gpu, cluster.gpus)
+
+
+def check_files(settings: Settings) -> None:
+    """Open the files of the corpus that the configuration names, and look for the packages that it needs.
+
+    Files that the run makes itself may not exist yet. Raises ToolkitError.
+    """
+    if settings.blacklist.domain_lists:
+        from corpus.urls.domain_lists import DomainBlocklist  # takes a third of a second
+
+        DomainBlocklist(settings.blacklist)
+    tables = [path for source in settings.sources for path in source.files if path.suffix in (".parquet", ".arrow")]
+    if tables and find_spec("pyarrow") is None:
+        raise ConfigError(f"sources: {tables[0]} needs pyarrow; pip install 'urls-to-gpt2[parquet]'")
+    _own_tokenizer(settings)
+
+
+def check_evaluation(settings: Settings) -> None:
+    """Raise ConfigError if lm_eval is missing, or the folder of its tasks holds none."""
+    folder = settings.evaluate.task_dir
+    if folder and not any(folder.rglob("*.yaml")):
+        raise ConfigError(f"evaluate.task_dir: {folder}: holds no YAML file; name the folder with the tasks' files")
+    if settings.evaluate.tasks and find_spec("lm_eval") is None:
+        raise ConfigError("evaluate.tasks needs lm_eval; pip install 'urls-to-gpt2[eval]'")
+
+
+def _own_tokenizer(settings: Settings) -> Tokenizer | None:
+    """The tokenizer that the run is given; None if it trains one. Raises InputError for files that are damaged."""
+    return None if settings.train_tokenizer.vocab_size else _read_tokenizer(settings.tokenize)
+
+
+@cache  # every model asks
+def _read_tokenizer(tokenize: TokenizeSettings) -> Tokenizer:
+    tokenizer = Tokenizer(vocabulary_files(tokenize.encoder_json, tokenize.vocab_bpe))
+    if tokenize.encoder_json:
+        _ = tokenizer.vocabulary  # reads the files
+    return tokenizer
+
+
+def check_model(settings: Settings, name: str) -> None:
+    """Check what the training of a model needs besides data: memory, vocabulary, initial weights, Weights & Biases.
+
+    Raises ToolkitError, also if the model is finished with other settings.
+    """
+    if is_finished(settings, name):
+        return
+    model, tokenizer = settings.models[name], _own_tokenizer(settings)
+    prepare(settings, name)
+    if tokenizer and not model.data and model.model.vocab_size != tokenizer.vocab_size:
+        raise ConfigError(
+            f"models.{name}.model.vocab_size is {model.model.vocab_size}, but the vocabulary of the corpus has "
+            f"{tokenizer.vocab_size} tokens; make them equal, or set train_tokenizer.vocab_size"
+        )
+    if not settings.cluster.container:
+        check_boards(model.log, name)
+    start = model.finetune
+    if start and not start.is_relative_to(settings.run) and not newest_iteration(settings.model_folder(name)):
+        check_finetune(model.model, name, start, tokenizer)
+
+
+def check_contact(settings: Settings) -> None:
+    """Raise ConfigError if the web would be scraped without scrape.contact; corpus.scrape checks every host."""
+    needless = settings.scrape.contact or settings.scrape.resolve or settings.site
+    pages = shard_paths(settings.run / steps.named("scrape").folder, settings.shards, ".jsonl.zst")
+    if not needless and not all(map(Path.exists, pages)):
+        raise ConfigError("scrape.contact is empty: set a mail address or page for site owners to scrape the web")

@@ -1,0 +1,44 @@
+"""The folder of a run: the settings that made it, wherever it lies now, and the folders in which it has lain."""
+
+from pathlib import Path
+from typing import Any
+
+from common import run_card
+from common.config import load_settings
+from common.errors import InputError
+from common.files import read_json
+from common.settings import Settings
+
+
+def load_run(run: Path) -> Settings:
+    """The settings of a run's last start, with its own paths below `run`: it may have been moved.
+
+    Raises InputError if the folder is not a run's.
+    """
+    path = run / "config.yaml"
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; name the folder of a run that snakemake made")
+    return moved(load_settings(path), run)
+
+
+def moved(settings: Settings, run: Path) -> Settings:
+    """The settings of a run that lies in the folder `run` now."""
+    own = {"encoder_json": run / "tokenizer/encoder.json", "vocab_bpe": run / "tokenizer/vocab.bpe"}
+    tokenize = settings.tokenize.model_copy(update=own if settings.train_tokenizer.vocab_size else {})
+    return settings.model_copy(update={"run": run, "tokenize": tokenize})
+
+
+def is_copy(run: Path) -> bool:
+    """Whether a run was started last in another folder than this one."""
+    inode = _card(run).get("inode")
+    return inode is not None and inode != run.stat().st_ino
+
+
+def place(run: Path) -> dict[str, Any]:
+    """What run.json says of a run's folder: every name that it has had, and the number of its inode."""
+    return {"names": sorted({*_card(run).get("names", []), str(run)}), "inode": run.stat().st_ino}
+
+
+def _card(run: Path) -> dict[str, Any]:
+    path = run / run_card.NAME
+    return dict(read_json(path)) if path.is_file() else {}
