@@ -40,7 +40,7 @@ from common.settings import RepeatsSettings, Settings
 from common.stats import Stats
 from corpus.dedup.segments import write_segments
 from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
-from corpus.text.repeats import CHUNK, RANGES, UNIT, find_units, fingerprint, read_repeats, write_repeats
+from corpus.text.repeats import CHUNK, RANGES, UNIT, Repeats, find_units, fingerprint, write_repeats
 
 _EXAMPLES = 10  # most frequent units, in the statistics
 
@@ -87,7 +87,7 @@ def count(shard: Path, output: Path, settings: RepeatsSettings, **options: Unpac
         info["documents"] = step.stats.documents_in
 
 
-_repeats_of = lru_cache(1)(read_repeats)  # read before the workers are forked
+_repeats_of = lru_cache(1)(Repeats)
 
 
 def cut_document(
@@ -96,15 +96,14 @@ def cut_document(
     """Cut the units that repeat out of a document, given its index in the shard; also returns them."""
     (index, document), known = item, _repeats_of(repeats, shard)
     lines, removed, kept, cut_lines = document["text"].split("\n"), Removed(), set[int](), set[int]()
-    units = find_units(lines, settings) if len(known.hash) else []
-    hashes = np.array([unit.hash for unit in units], dtype=np.uint64)
-    nearest = np.minimum(np.searchsorted(known.hash, hashes), len(known.hash) - 1)
-    for place in np.flatnonzero(known.hash[nearest] == hashes).tolist():
+    units = find_units(lines, settings)
+    first, times = known.find(np.array([unit.hash for unit in units], dtype=np.uint64))
+    for place in np.flatnonzero(times).tolist():
         start, end, found = units[place]
-        if settings.keep_first and known.first[nearest[place]] == known.number << 32 | index and found not in kept:
+        if settings.keep_first and first[place] == known.shard << 32 | index and found not in kept:
             kept.add(found)
         else:
-            removed.append((int(known.times[nearest[place]]), "\n".join(lines[start:end])))
+            removed.append((int(times[place]), "\n".join(lines[start:end])))
             cut_lines.update(range(start, end))
     if not removed:
         return document, removed

@@ -126,6 +126,15 @@ class Segments:
         """The arrays of a name, one at a time, verified."""
         return (self.array(name, number) for number in range(self.count(name)))
 
+    def mapped(self, name: str) -> list[NDArray[Any]]:
+        """The arrays of a name in memory maps, not verified."""
+        with self:
+            found = self._segments.get(name, []).copy()
+        return [
+            np.memmap(self.path, kind, "r", offset, length // np.dtype(kind).itemsize)
+            for kind, offset, length, _ in found
+        ]
+
     def items(
         self, name: str, number: int, start: int, end: int, dtype: np.dtype[np.void] | None = None
     ) -> NDArray[Any]:

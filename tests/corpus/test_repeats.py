@@ -2,6 +2,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from common.errors import InputError
 from common.files import Document, read_json
 from common.settings import RepeatsSettings
+from corpus.dedup.segments import Segments
 from corpus.dedup.signatures import normalised
 from corpus.repeats import count, cut, without
 from corpus.text import repeats
@@ -94,7 +96,7 @@ def test_which_text_survives_depends_on_no_shards_workers_memory_or_parts(
         folder = tmp_path / f"{shards}{workers}"
         keys = {"units": ["lines", "paragraphs"], "memory_gb": memory}
         assert repeated(folder, split(documents, shards), workers, **keys) == one
-        hashes = repeats.read_repeats(folder / "all.repeats", "0").hash.tolist()
+        hashes = np.concatenate(Segments(folder / "all.repeats").mapped("hash")).tolist()
         assert len(hashes) == len(set(hashes)), "the parts of the range do not overlap"
     folders = [tmp_path / "again", tmp_path / "41"]
     repeated(folders[0], split(documents, 4), units=["lines", "paragraphs"])
