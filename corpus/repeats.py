@@ -14,7 +14,7 @@ on shards. Rejects hold what was cut from each document and how often it occurs.
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +39,7 @@ from common.files import (
 from common.settings import RepeatsSettings, Settings
 from common.stats import Stats
 from corpus.dedup.segments import write_segments
-from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, grouped, step_options
 from corpus.text.repeats import CHUNK, RANGES, UNIT, Repeats, find_units, fingerprint, write_repeats
 
 _EXAMPLES = 10  # most frequent units, in the statistics
@@ -58,14 +58,6 @@ def hash_units(settings: RepeatsSettings, item: tuple[int, Document]) -> NDArray
     return units
 
 
-def _chunk(found: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """Some of the arrays, CHUNK units together."""
-    size = 0
-    while size < CHUNK and (units := next(found, None)) is not None:
-        yield units
-        size += 1 + len(units)
-
-
 def count(shard: Path, output: Path, settings: RepeatsSettings, **options: Unpack[StepOptions]) -> None:
     """Write the units of a shard. Raises InputError for unreadable input."""
     step = ShardStep("repeats count", [shard], **options | {"allow_empty": True})
@@ -75,7 +67,7 @@ def count(shard: Path, output: Path, settings: RepeatsSettings, **options: Unpac
         step.results() as results,
         write_segments(output, info) as file,
     ):
-        while chunk := list(_chunk(found)):
+        for chunk in grouped(found, lambda units: 1 + len(units), CHUNK):
             units = np.concatenate(chunk)
             first_byte = (units["hash"] >> np.uint64(56)).astype(np.int64)
             units = units[np.argsort(first_byte, kind="stable")]

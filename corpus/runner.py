@@ -196,5 +196,18 @@ class ShardStep:
         return f"{inputs}none of {self.stats.documents_in} {self.unit} is left ({self.stats.dropped()}){cure}"
 
 
+def grouped(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
+    """Lists of consecutive items whose sizes reach `limit` together; the last list may be smaller."""
+    group, held = list[Item](), 0
+    for item in items:
+        group.append(item)
+        held += size(item)
+        if held >= limit:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
+
+
 def _each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:
     return [function(item) for item in items]
