@@ -30,15 +30,13 @@ from common.files import (
     document_writer,
     expand_inputs,
     find_inputs,
-    require_distinct_stems,
     require_regular,
     shard_paths,
-    shard_stem,
     write_json,
 )
 from common.settings import DecontaminateSettings, Settings
 from common.stats import Stats
-from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, shard_outputs, step_options
 from corpus.text.ngrams import find_matches, frequent_ngrams, ngrams_of, pieces, sum_counts
 from corpus.text.words import words
 
@@ -143,18 +141,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
     """Run both passes over all shards; writes shards, rejects, counts and statistics to `folder`."""
-    require_distinct_stems(inputs)
-    require_regular(inputs, "corpus.decontaminate run")
-    names = {path: f"{shard_stem(path)}.jsonl.zst" for path in inputs}
-    written = [path for name in names.values() for path in (folder / name, folder / "rejects" / name)]
-    check_outputs(written, [*inputs, *_evaluation_files(settings.decontaminate)])
+    outputs = shard_outputs(inputs, folder, "corpus.decontaminate run", _evaluation_files(settings.decontaminate))
     options: StepOptions = {"workers": workers, "max_bad_share": settings.max_bad_share, "allow_empty": True}
     counts = folder / "counts.json"
     write_json(counts, count(inputs, settings.decontaminate, **options))
-    for path, name in names.items():
-        options["rejects"] = folder / "rejects" / name
-        stats = cut([path], [counts], folder / name, settings.decontaminate, **options)
-        stats.finish(folder / f"{shard_stem(path)}.stats.json")
+    for path, (output, rejects, figures) in outputs.items():
+        options["rejects"] = rejects
+        cut([path], [counts], output, settings.decontaminate, **options).finish(figures)
 
 
 def _evaluation_files(settings: DecontaminateSettings) -> list[Path]:

@@ -26,20 +26,11 @@ from numpy.typing import NDArray
 
 from common import cli
 from common.errors import InputError
-from common.files import (
-    Document,
-    check_outputs,
-    document_writer,
-    expand_inputs,
-    require_distinct_stems,
-    require_regular,
-    shard_paths,
-    shard_stem,
-)
+from common.files import Document, document_writer, expand_inputs, shard_paths, shard_stem
 from common.settings import RepeatsSettings, Settings
 from common.stats import Stats
 from corpus.dedup.segments import write_segments
-from corpus.runner import Drop, Outcome, ShardStep, StepOptions, grouped, step_options
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, grouped, shard_outputs, step_options
 from corpus.text.repeats import CHUNK, RANGES, UNIT, Repeats, find_units, fingerprint, write_repeats
 
 _EXAMPLES = 10  # most frequent units, in the statistics
@@ -174,10 +165,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
     """Run all phases over all shards; writes shards, rejects and statistics to `folder`."""
-    require_distinct_stems(inputs)
-    require_regular(inputs, "corpus.repeats run")
-    names = {path: f"{shard_stem(path)}.jsonl.zst" for path in inputs}
-    check_outputs([path for name in names.values() for path in (folder / name, folder / "rejects" / name)], inputs)
+    outputs = shard_outputs(inputs, folder, "corpus.repeats run")
     options: StepOptions = {"workers": workers, "max_bad_share": settings.max_bad_share, "allow_empty": True}
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder, prefix="work.") as work:
@@ -185,10 +173,9 @@ def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int)
         for path, output in zip(inputs, units, strict=True):
             count(path, output, settings.repeats, **options)
         write_repeats(units, repeats, settings.repeats)
-        for path, name in names.items():
-            options["rejects"] = folder / "rejects" / name
-            stats = cut(path, repeats, folder / name, settings.repeats, **options)
-            stats.finish(folder / f"{shard_stem(path)}.stats.json")
+        for path, (output, rejects, figures) in outputs.items():
+            options["rejects"] = rejects
+            cut(path, repeats, output, settings.repeats, **options).finish(figures)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

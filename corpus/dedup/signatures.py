@@ -132,7 +132,7 @@ def earlier_signatures(folders: Sequence[Path]) -> list[Path]:
 def identity_of(path: Path) -> int:
     """The original checksum of a file of signatures, which `workflow.provenance.remove` keeps."""
     file = Segments(path)
-    return int(file.info.get("identity") or file.checksum or 0)
+    return int(file.info.get("identity") or file.checksum)
 
 
 def content_of(folders: Sequence[Path]) -> str:
