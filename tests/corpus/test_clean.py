@@ -1,10 +1,14 @@
 from pathlib import Path
 
+import ftfy
 import pytest
+from ftfy.badness import MOJIBAKE_CATEGORIES
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from common.files import read_json
 from common.settings import CleanSettings
-from corpus.clean import clean, repair
+from corpus.clean import clean, fix_text, repair
 from tests.conftest import Command
 from tests.corpus.text.test_filters import GERMAN
 from tests.helpers import assert_one_line_error, called, document, prose, read_shard, write_shard
@@ -75,3 +79,28 @@ def test_the_command_writes_its_statistics(tmp_path: Path) -> None:
     assert read_shard(tmp_path / "out.zst") == []
     explained = called("corpus.clean", "--explain", source)
     assert explained.returncode == 0 and "drop (short)" in explained.stdout
+
+
+PLAIN = "".join(map(chr, range(32, 127))) + "\t\n\f–—…"
+# what ftfy's steps act on, beside what they leave alone
+SIGNS = "&;#<>\r\x00\x0b\x1b\x1f\x7f\x80\x85\x9f\u2028\u2029ﬁǆＡﾊ\u3000\u0301Å\ud83d\udca9\ufeff\ufffd\xa0"
+MOJIBAKE = "".join(characters for characters in MOJIBAKE_CATEGORIES.values() if "-" not in characters)
+PIECES = st.sampled_from("&amp; &eacute; <b> \x1b[31m schÃ¶n â€œquotedâ€ donâ€™t \r\n \n a\u0301 Ã  “é” ’s".split(" "))
+TEXTS = st.one_of(
+    *(st.text(PLAIN + more) for more in ("‘’“”", "àéöÿß÷", SIGNS)),
+    *(st.text("aé —ã…â‘’“”", max_size=8), st.text(MOJIBAKE, max_size=4), st.text(max_size=5), PIECES),
+)
+
+
+def test_mojibake_entities_and_control_characters_are_repaired() -> None:
+    assert repair("schÃ¶n &amp; gut") == "schön & gut"
+    assert repair("a\x00b") == "ab"
+    assert repair("  one \t two \n\n\n\n  three  ", fold=True) == "one two\n\nthree"
+
+
+@given(st.lists(TEXTS).map("".join))
+@example("é”“")  # in Windows-1252 the bytes of a Chinese character
+@example("a &amp; b\nc &lt; d <i>\ne &amp; f’s\nplain\ng &amp; “h”\n")  # markup: entities stay from there on
+@example("é’" * 510_000 + "&amp; schÃ¶n <b> &amp;\nafter &amp; all")  # longer than ftfy reads at once
+def test_the_short_cut_gives_what_ftfy_gives(text: str) -> None:
+    assert fix_text(text) == ftfy.fix_text(text)

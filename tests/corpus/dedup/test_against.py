@@ -12,7 +12,7 @@ from common.settings import DedupSettings
 from common.workers import Workers
 from corpus.dedup.__main__ import dedup
 from corpus.dedup.signatures import Signatures, write_signatures
-from tests.corpus.dedup.test_run import edited, run, survivor_ids
+from tests.corpus.dedup.test_run import edited, survivor_ids
 from tests.helpers import document, prose, write_shard
 
 NAMES = 40
@@ -46,7 +46,7 @@ def test_earlier_documents_win_and_are_neither_paired_nor_removed(tmp_path: Path
     earlier = signed(tmp_path / "earlier", old, shards=3)
     before = {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
     rules = DedupSettings(against=[earlier], memory_gb=memory)
-    found = survivor_ids(run(tmp_path / "new", [new[::2], new[1::2]], rules=rules))
+    found = survivor_ids(tmp_path / "new", [new[::2], new[1::2]], rules=rules)
     gone = {name: best for name, best in found.items() if name != best}
     survivor_of_103 = min((f"{103:016x}", f"{104:016x}"))
     longest = max((old[3], old[-1]), key=lambda found: len(found["text"]))["id"]
@@ -59,7 +59,7 @@ def test_earlier_documents_win_and_are_neither_paired_nor_removed(tmp_path: Path
     assert {path: path.read_bytes() for path in before} == before
     (tmp_path / "moved").mkdir()
     earlier.rename(tmp_path / "moved/run")
-    again = survivor_ids(run(tmp_path / "again", [new], rules=DedupSettings(against=[tmp_path / "moved/run"])))
+    again = survivor_ids(tmp_path / "again", [new], rules=DedupSettings(against=[tmp_path / "moved/run"]))
     assert again == found, "a moved run is found where it is, and shards make no difference"
 
 
