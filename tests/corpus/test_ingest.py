@@ -165,26 +165,25 @@ def test_bad_input_is_located_and_counted(tmp_path: Path, capsys: pytest.Capture
 
 def test_the_shard_of_a_document_depends_on_its_id_alone_and_workers_change_no_byte(tmp_path: Path) -> None:
     lines = [orjson.dumps({"text": prose(n, 20) if n % 20 else " ", "n": n}) for n in range(300)]
-    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines[:100], b"not json"]))
-    (tmp_path / "b.jsonl").write_bytes(b"\n".join(lines[100:]))
-    (tmp_path / "all.jsonl").write_bytes(b"\n".join([*lines[:100], b"not json", *lines[100:]]))
-    limits, written, found = resource.getrlimit(resource.RLIMIT_NOFILE), dict[int, list[list[bytes]]](), []
-    for workers, files in ((1, ["all"]), (2, ["all"]), (1, ["a", "b"]), (3, ["a", "b"])):
-        folder = tmp_path / f"{workers}{len(files)}"
-        outputs = [folder / f"{shard:04d}.jsonl.zst" for shard in range(200)]
+    lines.insert(100, b"not json")
+    for name, part in (("all", lines), ("a", lines[:101]), ("b", lines[101:])):
+        (tmp_path / f"{name}.jsonl").write_bytes(b"\n".join(part))
+    limits, shards, found = resource.getrlimit(resource.RLIMIT_NOFILE), [f"{n:04d}.jsonl.zst" for n in range(200)], []
+    for folder, workers, files in (("one", 1, ["all"]), ("workers", 3, ["all"]), ("files", 1, ["a", "b"])):
+        sources = [SourceSettings(path=str(tmp_path / f"{file}.jsonl")) for file in files]
+        outputs = [tmp_path / folder / name for name in shards]
         resource.setrlimit(resource.RLIMIT_NOFILE, (150, limits[1]))  # fewer than shards
         try:
-            sources = [SourceSettings(path=str(tmp_path / f"{file}.jsonl")) for file in files]
-            stats = ingest(sources, outputs, max_bad_share=0.1, rejects=folder / "rejects.zst", workers=workers)
+            rejects = tmp_path / folder / "rejects.zst"
+            stats = ingest(sources, outputs, max_bad_share=0.1, rejects=rejects, workers=workers)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert (stats.documents_out, stats.extra["bad_lines"], stats.reasons) == (285, 1, {"empty": 15})
-        paths = (*outputs, folder / "rejects.zst")
-        written.setdefault(len(files), []).append([path.read_bytes() for path in paths])
         found.append([[{**d, "origin": ""} for d in read_shard(path)] for path in outputs])
-    assert written[1][0] == written[1][1] and written[2][0] == written[2][1]
-    assert all(shards == found[0] for shards in found)  # one file or two: they differ in `origin` alone
+    for name in (*shards, "rejects.zst"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "workers" / name).read_bytes()
+    assert found[0] == found[1] == found[2]  # one file or two: they differ in `origin` alone
     order = {short_hash(prose(n, 20)): n for n in range(300)}
-    for number, path in enumerate(outputs):
-        found = [document["id"] for document in read_shard(path)]
-        assert all(int(name, 16) % 200 == number for name in found) and found == sorted(found, key=order.__getitem__)
+    for number, documents in enumerate(found[0]):
+        names = [document["id"] for document in documents]
+        assert all(int(name, 16) % 200 == number for name in names) and names == sorted(names, key=order.__getitem__)
