@@ -37,7 +37,7 @@ from common.files import (
 from common.settings import DecontaminateSettings, Settings
 from common.stats import Stats
 from corpus.runner import Drop, Outcome, ShardStep, StepOptions, shard_outputs, step_options
-from corpus.text.ngrams import find_matches, frequent_ngrams, ngrams_of, pieces, sum_counts
+from corpus.text.ngrams import find_matches, ngrams_of, pieces, sum_counts
 from corpus.text.words import words
 
 
@@ -92,7 +92,8 @@ def cut(
     """
     given = settings.model_dump_json()
     ngrams = ngrams_of(given)
-    ignored = frequent_ngrams(counts, ngrams, settings.max_count)
+    _, total = sum_counts(counts, ngrams.digest)
+    ignored = frozenset(number for number, times in total.items() if times >= settings.max_count)  # ordinary language
     hits, touched = np.zeros(len(ngrams.texts), dtype=np.int64), Counter[str]()
     step = ShardStep("decontaminate", inputs, **options)
     with (

@@ -10,10 +10,9 @@ closes each document; min_tokens does not count it. Documents keep their order, 
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +29,7 @@ from corpus.runner import ShardStep, StepOptions, grouped, step_options
 _BATCH = 1 << 20  # characters encoded at once: some ten milliseconds of work
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A batch of documents, encoded."""
 
     tokens: npt.NDArray[Any]

@@ -258,7 +258,9 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
     One process: sending a document to another takes longer than filtering it. Raises InputError when the shard has
     changed since its signatures were made.
     """
-    removals = _removed(shard, clusters)
+    with Segments(clusters) as file:
+        rows = [row for part in file.each(shard_stem(shard)) for row in orjson.loads(part.tobytes())]
+    removals = {index: (survivor, "exact" if same else "near") for index, survivor, same in rows}
     survivors, removed = outputs_of(shard, output_dir)
     step = ShardStep("dedup", [shard], removed, max_bad_share=None, allow_empty=True)
     with step.results(document_writer(survivors)) as results:
@@ -272,13 +274,6 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
         if removals:
             raise InputError(f"{shard}: shorter than its signatures; run the phase `signatures` again")
     return step.stats
-
-
-def _removed(shard: Path, clusters: Path) -> dict[int, tuple[str, str]]:
-    """The removed documents of a shard by their index: the survivor's id, and the reason."""
-    with Segments(clusters) as file:
-        rows = [row for part in file.each(shard_stem(shard)) for row in orjson.loads(part.tobytes())]
-    return {index: (survivor, "exact" if same else "near") for index, survivor, same in rows}
 
 
 def outputs_of(shard: Path, output_dir: Path) -> tuple[Path, Path]:

@@ -167,15 +167,6 @@ def sum_counts(counts: Iterable[Path], digest: str | None = None) -> tuple[str, 
     return digest or "", total
 
 
-def frequent_ngrams(counts: Iterable[Path], ngrams: Ngrams, max_count: int) -> frozenset[int]:
-    """The numbers of n-grams that occur `max_count` times or more, summed over files of counts: ordinary language.
-
-    Raises InputError for counts of other n-grams.
-    """
-    _, total = sum_counts(counts, ngrams.digest)
-    return frozenset(number for number, times in total.items() if times >= max_count)
-
-
 def find_matches(text: str, ngrams: Ngrams, ignored: frozenset[int]) -> list[tuple[int, tuple[int, int]]]:
     """(number, (start, end) in the text) of each n-gram of the evaluation sets in a text, except the ignored ones."""
     found = [(index, number) for index, number in ngrams.find(words(text)) if number not in ignored]

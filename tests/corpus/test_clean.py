@@ -92,12 +92,6 @@ TEXTS = st.one_of(
 )
 
 
-def test_mojibake_entities_and_control_characters_are_repaired() -> None:
-    assert repair("schÃ¶n &amp; gut") == "schön & gut"
-    assert repair("a\x00b") == "ab"
-    assert repair("  one \t two \n\n\n\n  three  ", fold=True) == "one two\n\nthree"
-
-
 @given(st.lists(TEXTS).map("".join))
 @example("é”“")  # in Windows-1252 the bytes of a Chinese character
 @example("a &amp; b\nc &lt; d <i>\ne &amp; f’s\nplain\ng &amp; “h”\n")  # markup: entities stay from there on
