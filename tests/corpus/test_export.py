@@ -11,6 +11,7 @@ from tests.helpers import assert_one_line_error, called, document, prose, write_
 
 FORMATS = {"parquet": ".parquet", "jsonl": ".jsonl.gz"}
 META = {"date": "2020-01-01", "size": 2**63, "tags": ["a", None]}
+EVERY_FORMAT = pytest.mark.parametrize("format", FORMATS)
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def read(path: Path) -> list[Document]:
     return [row for group in range(file.num_row_groups) for row in file.read_row_group(group).to_pylist()]
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@EVERY_FORMAT
 def test_every_document_is_there_in_order_and_workers_change_no_byte(
     tmp_path: Path, documents: list[list[Document]], format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,6 +50,16 @@ def test_every_document_is_there_in_order_and_workers_change_no_byte(
         assert [(row["id"], row["url"], row["text"]) for row in rows] == expected
     assert [orjson.loads(row["meta"]) for row in rows] == [{**META, "lang": "en"}, {"date": 7}]
     assert read_json(tmp_path / "s.json")["documents_out"] == 42
+
+
+@EVERY_FORMAT
+def test_datasets_loads_it(tmp_path: Path, documents: list[list[Document]], format: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    corpus.export.export(sorted((tmp_path / "in").iterdir()), tmp_path, format)  # type: ignore[arg-type]
+    given = {"data_files": [str(path) for path in sorted(tmp_path.glob("000*"))], "cache_dir": tmp_path / "cache"}
+    for streaming in (False, True):
+        rows = datasets.load_dataset(format.removesuffix("l"), split="train", streaming=streaming, **given)
+        assert [row["text"] for row in rows] == [one["text"] for shard in documents for one in shard]
 
 
 def test_what_cannot_be_exported_is_one_line(
