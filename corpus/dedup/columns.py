@@ -68,13 +68,13 @@ def read_column(
     ends = ends if first else np.concatenate([[0], ends])
     sums = shard.items("sums", chunk, 2 * (place + first), 2 * (place + last)).reshape(-1, 2)
 
-    def read(name: str, kind: int, dtype: "np.dtype[np.void] | None" = None) -> NDArray[Any]:
+    def read(name: str, kind: int) -> NDArray[Any]:
         start, end = int(ends[0]), int(ends[-1])
-        values = shard.items(name, chunk, column * count + start, column * count + end, dtype)
+        values = shard.items(name, chunk, column * count + start, column * count + end)
         for number, checksum in enumerate(sums[:, kind].tolist()):
             shard.verify(values[ends[number] - start : ends[number + 1] - start].tobytes(), checksum)
         return values
 
     hashes: Hashes = read("hashes", 0)
     begin, end = np.searchsorted(hashes >> np.uint64(32), [low, high])
-    return hashes[begin:end], read("rows", 1, ROW)[begin:end]
+    return hashes[begin:end], read("rows", 1).view(ROW)[begin:end]

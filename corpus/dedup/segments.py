@@ -121,16 +121,13 @@ class Segments:
             for kind, offset, length, _ in self._segments.get(name, [])
         ]
 
-    def items(
-        self, name: str, number: int, start: int, end: int, dtype: np.dtype[np.void] | None = None
-    ) -> NDArray[Any]:
-        """Items `start` to `end` of an array, which the caller verifies; a structured array needs its dtype."""
+    def items(self, name: str, number: int, start: int, end: int) -> NDArray[Any]:
+        """Items `start` to `end` of an array, which the caller verifies."""
         kind, offset, length, _ = self._segments[name][number]
-        dtype = dtype or np.dtype(kind)
-        size = dtype.itemsize
+        size = np.dtype(kind).itemsize
         if not 0 <= start <= end <= length // size:
             raise self.damaged("changed")
-        return np.frombuffer(self._bytes_at(offset + start * size, (end - start) * size), dtype=dtype)
+        return np.frombuffer(self._bytes_at(offset + start * size, (end - start) * size), dtype=kind)
 
     def verify(self, data: bytes, checksum: int) -> None:
         """Raise InputError unless the data has this checksum."""

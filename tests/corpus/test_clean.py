@@ -20,15 +20,6 @@ def run(folder: Path, texts: list[str], settings: CleanSettings | None = None) -
     return [found["text"] for found in read_shard(folder / "out.jsonl.zst")], dict(stats.reasons)
 
 
-def test_each_rule_drops_what_it_names_as_the_configuration_says(tmp_path: Path) -> None:
-    texts = [prose(1), " \n", "Please enable JavaScript to view this page.", "Too short.", GERMAN]
-    kept, reasons = run(tmp_path, texts)
-    assert kept == [repair(prose(1))]
-    assert reasons == {"empty": 1, "javascript": 1, "short": 1, "language": 1}
-    kept, reasons = run(tmp_path, [prose(1), "Too short.", GERMAN], CleanSettings(language="", min_characters=5))
-    assert len(kept) == 3 and reasons == {}
-
-
 def test_texts_are_repaired_and_white_space_is_folded_where_asked(tmp_path: Path) -> None:
     page = prose(1) + "\n\n\nname     size\na.txt    1024\n\n    def f():\n\treturn 1\n"
     kept, reasons = run(tmp_path, [page, "\x00" * 600 + prose(1), "\x1b[0m" * 200, "1 " * 600])
