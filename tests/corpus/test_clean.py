@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.files import read_json
 from common.settings import CleanSettings
-from corpus.clean import clean, fix_text, repair
+from corpus.clean import clean, fix_text
 from tests.conftest import Command
 from tests.corpus.text.test_filters import GERMAN
 from tests.helpers import assert_one_line_error, called, document, prose, read_shard, write_shard
