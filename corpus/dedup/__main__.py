@@ -110,7 +110,6 @@ def dedup(
     Raises InputError for unreadable input and for a folder work.tmp/ that holds other files, EmptyResultError if there
     is no document at all.
     """
-    require_distinct_stems(inputs)
     stats = Stats("dedup")
     work = output_dir / "work.tmp"  # not `work`, where the phases on a cluster write
     files = [_signatures_of(path, work) for path in inputs]

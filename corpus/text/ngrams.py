@@ -146,9 +146,13 @@ def _strings(value: Any) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------------- cutting
 
 
+def ngrams_of(settings: DecontaminateSettings) -> Ngrams:
+    """The n-grams of the evaluation sets of some settings, read once per process."""
+    return _ngrams_of_json(settings.model_dump_json())
+
+
 @lru_cache(1)
-def ngrams_of(settings: str) -> Ngrams:
-    """The n-grams of the evaluation sets of `settings` (JSON), read once per process."""
+def _ngrams_of_json(settings: str) -> Ngrams:
     parsed = DecontaminateSettings.model_validate_json(settings)
     return read_ngrams(expand_inputs(parsed.files, "lists"), parsed)
 

@@ -106,6 +106,7 @@ def test_which_text_survives_depends_on_no_shards_workers_memory_or_parts_and_ru
         assert (run / path.name).read_bytes() == (phases / f"{number}.out.zst").read_bytes()
         assert (run / "rejects" / path.name).read_bytes() == (phases / f"{number}.rejects.zst").read_bytes()
     assert len(list(run.iterdir())) == 4 + 4 + 1, "shards, statistics, rejects, and no hashes"
+    assert_one_line_error(called("corpus.repeats", "run", "--input", *inputs, "--output-dir", phases, *keys), "0.jsonl")
 
 
 def test_rejects_and_statistics_show_what_was_cut(tmp_path: Path) -> None:
@@ -156,3 +157,6 @@ def test_files_of_other_settings_and_changed_shards_are_one_line_errors(tmp_path
     assert_one_line_error(failed, "0.jsonl.zst: has changed")
     assert not (tmp_path / "new.zst").exists()
     assert_one_line_error(called("corpus.repeats", "cut", *given), "repeats.units")
+    given[1] = write_shard(tmp_path / "9.jsonl.zst", documents)
+    other = called("corpus.repeats", "cut", *given, "repeats.units=[lines]")
+    assert_one_line_error(other, "all.repeats: made without the shard 9")
