@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import EmptyResultError
 from common.files import Document, document_writer, read_json
-from corpus.runner import Drop, Outcome, ShardStep
+from corpus.runner import Drop, Outcome, ShardStep, grouped
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 
 
@@ -42,3 +42,7 @@ def test_a_step_that_ends_empty_says_why_and_leaves_nothing(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "more"]
     ShardStep("shout", sources, allow_empty=True).run(shout, document_writer(tmp_path / "out"))
     assert read_shard(tmp_path / "out") == []
+
+
+def test_items_are_grouped_until_their_sizes_reach_the_limit() -> None:
+    assert list(grouped([3, 1, 5, 1, 1], int, 4)) == [[3, 1], [5], [1, 1]]
