@@ -78,6 +78,9 @@ def test_the_longest_of_every_true_cluster_survives_whatever_the_shards_workers_
         near = near or figures["near"]
         assert name == "little" or (figures["near"] == near and len(near) == 10)  # memory bounds how many are compared
     texts = {d["id"]: d["text"] for d in documents}
+    for one in (one for one in found if "survivor" in one):
+        equal = texts[one["id"]].lower() == texts[one["survivor"]].lower()
+        assert one["reason"] == ("exact" if equal else "near")
     for dropped, survivor in near:  # as the report shows them side by side
         assert expected[dropped["id"]] == survivor["id"] and dropped["text"] != survivor["text"]
         pair = (shingles(texts[each["id"]], RULES) for each in (dropped, survivor))
