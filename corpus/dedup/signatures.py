@@ -132,7 +132,7 @@ def earlier_signatures(folders: Sequence[Path]) -> list[Path]:
 def identity_of(path: Path) -> int:
     """The original checksum of a file of signatures, which `workflow.provenance.remove` keeps."""
     file = Segments(path)
-    return int(file.info.get("identity") or file.checksum or 0)
+    return int(file.info.get("identity") or file.checksum)
 
 
 def content_of(folders: Sequence[Path]) -> str:
@@ -170,33 +170,24 @@ class Signatures:
         if file.info.get("signatures") != self.digest:
             raise InputError(f"{file.path}: made from other signatures; delete it and run its phase again")
 
-    def chunks(self, low: int = 0) -> Iterator[tuple[int, int, Segments, int]]:
-        """(first row, documents, open shard, number of the chunk in it) of the shards from a row on."""
+    def chunks(self) -> Iterator[tuple[int, int, Segments, int]]:
+        """(first row, documents, open shard, number of the chunk in it) of all shards."""
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
-            if start >= low and shard.info["documents"]:
+            if shard.info["documents"]:
                 with shard:
                     for number in range(shard.count("key")):
                         first = number * CHUNK
                         yield start + first, min(CHUNK, shard.info["documents"] - first), shard, number
 
     def part(self, column: int, part: int, parts: int) -> list[NDArray[Any]]:
-        """Rows, hashes, exact hashes and keys of the documents whose hash lies in part `part` of its range.
-
-        Of earlier documents, only those whose hash a later document has, too.
-        """
+        """Rows, hashes, exact hashes and keys of the documents whose hash lies in part `part` of its range."""
         limits = bounds(part, parts)
         found: list[list[NDArray[Any]]] = [[np.empty(0, dtype=dtype)] for dtype in ("<i8", "<u8", "<u8", "<u8")]
-        wanted = None
-        for low, high in ((self.earlier, self.count), (0, self.earlier)):
-            for first, count, shard, number in self.chunks(low):
-                if first >= high:
-                    break
-                hashes, rows = read_column(shard, number, count, column, limits, wanted)
-                for values, array in zip(
-                    found, (first + rows["row"].astype(np.int64), hashes, rows["exact"], rows["key"]), strict=True
-                ):
-                    values.append(array)
-            wanted = np.unique(np.concatenate(found[1]))
+        for first, count, shard, number in self.chunks():
+            hashes, rows = read_column(shard, number, count, column, limits)
+            columns = first + rows["row"].astype(np.int64), hashes, rows["exact"], rows["key"]
+            for values, array in zip(found, columns, strict=True):
+                values.append(array)
         return [np.concatenate(values) for values in found]
 
     def _open(self, rows: NDArray[np.int64]) -> Iterator[tuple[Segments, NDArray[np.int64]]]:
@@ -240,12 +231,11 @@ def _check_settings(shard: Segments, settings: DedupSettings) -> None:
 
 
 def _pick(shard: Segments, rows: NDArray[np.int64], name: str, width: int) -> NDArray[Any]:
-    """Some rows of an array with `width` values per document: shape (rows, width)."""
-    found = []
-    for number in np.unique(rows // CHUNK).tolist():
-        inside = rows[rows // CHUNK == number] - number * CHUNK
-        if len(inside) > shard.info["documents"] // 20:  # one read is faster than many
-            found.append(shard.array(name, number).reshape(-1, width)[inside])
-        else:
-            found += [shard.items(name, number, row * width, (row + 1) * width)[None] for row in inside.tolist()]
-    return np.concatenate(found)
+    """Some rows in ascending order of an array with `width` values per document: shape (rows, width)."""
+    chunk = rows // CHUNK
+    return np.concatenate(
+        [
+            shard.array(name, number).reshape(-1, width)[rows[chunk == number] - number * CHUNK]
+            for number in np.unique(chunk).tolist()
+        ]
+    )
