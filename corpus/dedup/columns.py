@@ -57,9 +57,12 @@ def _buckets(count: int) -> int:
 
 
 def read_column(
-    shard: Segments, chunk: int, count: int, column: int, limits: tuple[int, int]
+    shard: Segments, chunk: int, count: int, column: int, limits: tuple[int, int], wanted: Hashes | None = None
 ) -> tuple[Hashes, NDArray[np.void]]:
-    """The hashes between some `bounds` and their ROWs, of a chunk of `count` documents, verified."""
+    """The hashes between some `bounds` and their ROWs, of a chunk of `count` documents, verified.
+
+    With `wanted`, only those that are in it.
+    """
     low, high = limits
     buckets = _buckets(count)
     first, last = low * buckets >> 32, ((high - 1) * buckets >> 32) + 1  # buckets
@@ -77,4 +80,9 @@ def read_column(
 
     hashes: Hashes = read("hashes", 0)
     begin, end = np.searchsorted(hashes >> np.uint64(32), [low, high])
-    return hashes[begin:end], read("rows", 1).view(ROW)[begin:end]
+    inside = np.arange(begin, end)
+    if wanted is not None:
+        inside = inside[np.isin(hashes[begin:end], wanted)]
+    if not len(inside):
+        return hashes[inside], np.empty(0, dtype=ROW)
+    return hashes[inside], read("rows", 1).view(ROW)[inside]

@@ -170,24 +170,33 @@ class Signatures:
         if file.info.get("signatures") != self.digest:
             raise InputError(f"{file.path}: made from other signatures; delete it and run its phase again")
 
-    def chunks(self) -> Iterator[tuple[int, int, Segments, int]]:
-        """(first row, documents, open shard, number of the chunk in it) of all shards."""
+    def chunks(self, low: int = 0) -> Iterator[tuple[int, int, Segments, int]]:
+        """(first row, documents, open shard, number of the chunk in it) of the shards from a row on."""
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
-            if shard.info["documents"]:
+            if start >= low and shard.info["documents"]:
                 with shard:
                     for number in range(shard.count("key")):
                         first = number * CHUNK
                         yield start + first, min(CHUNK, shard.info["documents"] - first), shard, number
 
     def part(self, column: int, part: int, parts: int) -> list[NDArray[Any]]:
-        """Rows, hashes, exact hashes and keys of the documents whose hash lies in part `part` of its range."""
+        """Rows, hashes, exact hashes and keys of the documents whose hash lies in part `part` of its range.
+
+        Of earlier documents, only those whose hash a later document has, too.
+        """
         limits = bounds(part, parts)
         found: list[list[NDArray[Any]]] = [[np.empty(0, dtype=dtype)] for dtype in ("<i8", "<u8", "<u8", "<u8")]
-        for first, count, shard, number in self.chunks():
-            hashes, rows = read_column(shard, number, count, column, limits)
-            columns = first + rows["row"].astype(np.int64), hashes, rows["exact"], rows["key"]
-            for values, array in zip(found, columns, strict=True):
-                values.append(array)
+        wanted = None
+        for low, high in ((self.earlier, self.count), (0, self.earlier)):
+            for first, count, shard, number in self.chunks(low):
+                if first >= high:
+                    break
+                hashes, rows = read_column(shard, number, count, column, limits, wanted)
+                for values, array in zip(
+                    found, (first + rows["row"].astype(np.int64), hashes, rows["exact"], rows["key"]), strict=True
+                ):
+                    values.append(array)
+            wanted = np.unique(np.concatenate(found[1]))
         return [np.concatenate(values) for values in found]
 
     def _open(self, rows: NDArray[np.int64]) -> Iterator[tuple[Segments, NDArray[np.int64]]]:
