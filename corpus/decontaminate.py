@@ -30,30 +30,27 @@ from common.files import (
     document_writer,
     expand_inputs,
     find_inputs,
-    require_distinct_stems,
     require_regular,
     shard_paths,
-    shard_stem,
     write_json,
 )
 from common.settings import DecontaminateSettings, Settings
 from common.stats import Stats
-from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
-from corpus.text.ngrams import find_matches, frequent_ngrams, ngrams_of, pieces, sum_counts
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, shard_outputs, step_options
+from corpus.text.ngrams import find_matches, ngrams_of, pieces, sum_counts
 from corpus.text.words import words
 
 
-def find_numbers(settings: str, document: Document) -> list[int]:
+def find_numbers(settings: DecontaminateSettings, document: Document) -> list[int]:
     """The numbers of the n-grams in a document, with repetitions."""
     return [number for _, number in ngrams_of(settings).find(words(document["text"]))]
 
 
 def count(inputs: Sequence[Path], settings: DecontaminateSettings, **options: Unpack[StepOptions]) -> dict[str, object]:
     """The first pass over some shards: the digest of the n-grams, and the count of each."""
-    given, total = settings.model_dump_json(), Counter[int]()
-    digest = ngrams_of(given).digest
+    total, digest = Counter[int](), ngrams_of(settings).digest
     step = ShardStep("decontaminate count", inputs, **options | {"allow_empty": True})
-    with step.map(partial(find_numbers, given)) as found, step.results() as results:
+    with step.map(partial(find_numbers, settings)) as found, step.results() as results:
         for numbers in found:
             total.update(numbers)
             results.meter.advance()
@@ -65,13 +62,10 @@ def _counts_file(digest: str, total: Counter[int]) -> dict[str, object]:
 
 
 def cut_document(
-    settings: DecontaminateSettings, given: str, ignored: frozenset[int], document: Document
+    settings: DecontaminateSettings, ignored: frozenset[int], document: Document
 ) -> tuple[Outcome, list[int]]:
-    """Cut the n-grams of the evaluation sets out of a document; also returns their numbers.
-
-    `given` is `settings` as JSON.
-    """
-    matches = find_matches(document["text"], ngrams_of(given), ignored)
+    """Cut the n-grams of the evaluation sets out of a document; also returns their numbers."""
+    matches = find_matches(document["text"], ngrams_of(settings), ignored)
     if not matches:
         return document, []
     numbers = [number for number, _ in matches]
@@ -92,13 +86,13 @@ def cut(
 
     Raises InputError for unreadable input and counts of other n-grams, EmptyResultError when nothing is left.
     """
-    given = settings.model_dump_json()
-    ngrams = ngrams_of(given)
-    ignored = frequent_ngrams(counts, ngrams, settings.max_count)
+    ngrams = ngrams_of(settings)
+    _, total = sum_counts(counts, ngrams.digest)
+    ignored = frozenset(number for number, times in total.items() if times >= settings.max_count)  # ordinary language
     hits, touched = np.zeros(len(ngrams.texts), dtype=np.int64), Counter[str]()
     step = ShardStep("decontaminate", inputs, **options)
     with (
-        step.map(partial(cut_document, settings, given, ignored)) as found,
+        step.map(partial(cut_document, settings, ignored)) as found,
         step.results(document_writer(output)) as results,
     ):
         for outcome, numbers in found:
@@ -143,18 +137,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
     """Run both passes over all shards; writes shards, rejects, counts and statistics to `folder`."""
-    require_distinct_stems(inputs)
-    require_regular(inputs, "corpus.decontaminate run")
-    names = {path: f"{shard_stem(path)}.jsonl.zst" for path in inputs}
-    written = [path for name in names.values() for path in (folder / name, folder / "rejects" / name)]
-    check_outputs(written, [*inputs, *_evaluation_files(settings.decontaminate)])
+    outputs = shard_outputs(inputs, folder, "corpus.decontaminate run", _evaluation_files(settings.decontaminate))
     options: StepOptions = {"workers": workers, "max_bad_share": settings.max_bad_share, "allow_empty": True}
     counts = folder / "counts.json"
     write_json(counts, count(inputs, settings.decontaminate, **options))
-    for path, name in names.items():
-        options["rejects"] = folder / "rejects" / name
-        stats = cut([path], [counts], folder / name, settings.decontaminate, **options)
-        stats.finish(folder / f"{shard_stem(path)}.stats.json")
+    for path, (output, rejects, figures) in outputs.items():
+        options["rejects"] = rejects
+        cut([path], [counts], output, settings.decontaminate, **options).finish(figures)
 
 
 def _evaluation_files(settings: DecontaminateSettings) -> list[Path]:

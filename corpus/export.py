@@ -34,6 +34,7 @@ from common.files import (
 from common.progress import Meter
 from common.stats import Stats
 from common.workers import Workers
+from corpus.runner import grouped
 
 Format = Literal["parquet", "jsonl"]
 Row = tuple[str, str, str, str]
@@ -69,20 +70,8 @@ def _write_parquet(rows: Iterator[Row], file: IO[bytes]) -> None:
     schema = pa.schema([pa.field(name, pa.string(), nullable=False) for name in COLUMNS])
     options = {"compression": "zstd", "compression_level": 3, "use_dictionary": False, "write_statistics": False}
     with pq.ParquetWriter(file, schema, **options) as writer:
-        for group in _groups(rows):
+        for group in grouped(rows, lambda row: sum(map(len, row)), _ROW_GROUP):
             writer.write_table(pa.table(list(zip(*group, strict=True)), schema=schema), row_group_size=len(group))
-
-
-def _groups(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    group, held = list[Row](), 0
-    for row in rows:
-        group.append(row)
-        held += sum(map(len, row))
-        if held >= _ROW_GROUP:
-            yield group
-            group, held = [], 0
-    if group:
-        yield group
 
 
 def export_shard(output_dir: Path, format: Format, max_bad_share: float, shard: Path) -> Stats:

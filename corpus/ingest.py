@@ -46,7 +46,7 @@ from common.stats import Stats
 from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
 from corpus.scrape.offline import checked_pages, extracted
 from corpus.scrape.pages import count_date
-from corpus.sources.formats import READERS, recognised
+from corpus.sources.formats import FORMATS, READERS, recognised
 from corpus.urls.url import document_id
 
 
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("corpus.ingest", __doc__)
     cli.add_input(parser, cli.lists, required=False)
     parser.add_argument("--glob", nargs="+", default=[], metavar="PATTERN", help="of the files below each input folder")
-    parser.add_argument("--format", choices=["auto", *READERS, "warc"], default="auto", help="of all inputs (auto)")
+    parser.add_argument("--format", choices=["auto", *FORMATS], default="auto", help="of all inputs (auto)")
     parser.add_argument("--encoding", default="utf-8", metavar="NAME", help="of text, CSV and JSON lines (utf-8)")
     parser.add_argument("--text-key", default="text", metavar="KEY", help="key or column with the text (text)")
     parser.add_argument("--skip-keys", nargs="+", default=[], metavar="KEY", help="keys or columns to leave out")

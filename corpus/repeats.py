@@ -14,7 +14,7 @@ on shards. Rejects hold what was cut from each document and how often it occurs.
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,21 +26,12 @@ from numpy.typing import NDArray
 
 from common import cli
 from common.errors import InputError
-from common.files import (
-    Document,
-    check_outputs,
-    document_writer,
-    expand_inputs,
-    require_distinct_stems,
-    require_regular,
-    shard_paths,
-    shard_stem,
-)
+from common.files import Document, document_writer, expand_inputs, shard_paths, shard_stem
 from common.settings import RepeatsSettings, Settings
 from common.stats import Stats
 from corpus.dedup.segments import write_segments
-from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
-from corpus.text.repeats import CHUNK, RANGES, UNIT, find_units, fingerprint, read_repeats, write_repeats
+from corpus.runner import Drop, Outcome, ShardStep, StepOptions, grouped, shard_outputs, step_options
+from corpus.text.repeats import CHUNK, RANGES, UNIT, Repeats, find_units, fingerprint, write_repeats
 
 _EXAMPLES = 10  # most frequent units, in the statistics
 
@@ -58,14 +49,6 @@ def hash_units(settings: RepeatsSettings, item: tuple[int, Document]) -> NDArray
     return units
 
 
-def _chunk(found: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """Some of the arrays, CHUNK units together."""
-    size = 0
-    while size < CHUNK and (units := next(found, None)) is not None:
-        yield units
-        size += 1 + len(units)
-
-
 def count(shard: Path, output: Path, settings: RepeatsSettings, **options: Unpack[StepOptions]) -> None:
     """Write the units of a shard. Raises InputError for unreadable input."""
     step = ShardStep("repeats count", [shard], **options | {"allow_empty": True})
@@ -75,7 +58,7 @@ def count(shard: Path, output: Path, settings: RepeatsSettings, **options: Unpac
         step.results() as results,
         write_segments(output, info) as file,
     ):
-        while chunk := list(_chunk(found)):
+        for chunk in grouped(found, lambda units: 1 + len(units), CHUNK):
             units = np.concatenate(chunk)
             first_byte = (units["hash"] >> np.uint64(56)).astype(np.int64)
             units = units[np.argsort(first_byte, kind="stable")]
@@ -87,7 +70,7 @@ def count(shard: Path, output: Path, settings: RepeatsSettings, **options: Unpac
         info["documents"] = step.stats.documents_in
 
 
-_repeats_of = lru_cache(1)(read_repeats)  # read before the workers are forked
+_repeats_of = lru_cache(1)(Repeats)
 
 
 def cut_document(
@@ -96,15 +79,14 @@ def cut_document(
     """Cut the units that repeat out of a document, given its index in the shard; also returns them."""
     (index, document), known = item, _repeats_of(repeats, shard)
     lines, removed, kept, cut_lines = document["text"].split("\n"), Removed(), set[int](), set[int]()
-    units = find_units(lines, settings) if len(known.hash) else []
-    hashes = np.array([unit.hash for unit in units], dtype=np.uint64)
-    nearest = np.minimum(np.searchsorted(known.hash, hashes), len(known.hash) - 1)
-    for place in np.flatnonzero(known.hash[nearest] == hashes).tolist():
+    units = find_units(lines, settings)
+    first, times = known.find(np.array([unit.hash for unit in units], dtype=np.uint64))
+    for place in np.flatnonzero(times).tolist():
         start, end, found = units[place]
-        if settings.keep_first and known.first[nearest[place]] == known.number << 32 | index and found not in kept:
+        if settings.keep_first and first[place] == known.shard << 32 | index and found not in kept:
             kept.add(found)
         else:
-            removed.append((int(known.times[nearest[place]]), "\n".join(lines[start:end])))
+            removed.append((int(times[place]), "\n".join(lines[start:end])))
             cut_lines.update(range(start, end))
     if not removed:
         return document, removed
@@ -183,10 +165,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
     """Run all phases over all shards; writes shards, rejects and statistics to `folder`."""
-    require_distinct_stems(inputs)
-    require_regular(inputs, "corpus.repeats run")
-    names = {path: f"{shard_stem(path)}.jsonl.zst" for path in inputs}
-    check_outputs([path for name in names.values() for path in (folder / name, folder / "rejects" / name)], inputs)
+    outputs = shard_outputs(inputs, folder, "corpus.repeats run")
     options: StepOptions = {"workers": workers, "max_bad_share": settings.max_bad_share, "allow_empty": True}
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder, prefix="work.") as work:
@@ -194,10 +173,9 @@ def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int)
         for path, output in zip(inputs, units, strict=True):
             count(path, output, settings.repeats, **options)
         write_repeats(units, repeats, settings.repeats)
-        for path, name in names.items():
-            options["rejects"] = folder / "rejects" / name
-            stats = cut(path, repeats, folder / name, settings.repeats, **options)
-            stats.finish(folder / f"{shard_stem(path)}.stats.json")
+        for path, (output, rejects, figures) in outputs.items():
+            options["rejects"] = rejects
+            cut(path, repeats, output, settings.repeats, **options).finish(figures)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,7 +21,19 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from common.errors import EmptyResultError, InputError
-from common.files import BadLines, Document, Fingerprint, document_writer, fingerprint, first_change, read_shards
+from common.files import (
+    BadLines,
+    Document,
+    Fingerprint,
+    check_outputs,
+    document_writer,
+    fingerprint,
+    first_change,
+    read_shards,
+    require_distinct_stems,
+    require_regular,
+    shard_stem,
+)
 from common.progress import Meter
 from common.settings import Settings
 from common.stats import Stats, kept_before
@@ -194,6 +206,34 @@ class ShardStep:
             return f"{inputs}no {self.unit} inside"
         cure = f"; {self.cure}" if self.cure else ""
         return f"{inputs}none of {self.stats.documents_in} {self.unit} is left ({self.stats.dropped()}){cure}"
+
+
+def shard_outputs(inputs: Sequence[Path], folder: Path, step: str, read: Iterable[Path] = ()) -> dict[Path, list[Path]]:
+    """Documents, rejects and statistics of each shard in a folder, for a `step` that reads its inputs several times.
+
+    Raises InputError for a pipe, for two shards of one name, and for an output that is an input or one of `read`.
+    """
+    require_regular(inputs, step)
+    require_distinct_stems(inputs)
+    found = {}
+    for path in inputs:
+        name = f"{shard_stem(path)}.jsonl.zst"
+        found[path] = [folder / name, folder / "rejects" / name, folder / f"{shard_stem(path)}.stats.json"]
+    check_outputs(chain.from_iterable(found.values()), [*inputs, *read])
+    return found
+
+
+def grouped(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
+    """Lists of consecutive items whose sizes reach `limit` together; the last list may be smaller."""
+    group, held = list[Item](), 0
+    for item in items:
+        group.append(item)
+        held += size(item)
+        if held >= limit:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
 
 
 def _each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:

@@ -9,11 +9,10 @@ closes each document; min_tokens does not count it. Documents keep their order, 
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +24,12 @@ from common.stats import Stats, histogram
 from common.tokenizer import Lengths, Tokenizer, vocabulary_files
 from common.workers import threaded_map
 from corpus.index import IndexWriter, Meta, token_dtype
-from corpus.runner import ShardStep, StepOptions, step_options
+from corpus.runner import ShardStep, StepOptions, grouped, step_options
 
 _BATCH = 1 << 20  # characters encoded at once: some ten milliseconds of work
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A batch of documents, encoded."""
 
     tokens: npt.NDArray[Any]
@@ -42,20 +40,6 @@ class Encoded:
     """The documents, without their texts."""
     short: list[Document]
     """Those that are dropped, without their texts."""
-
-
-def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Group documents by about a megabyte of text; the last one of a group may exceed it."""
-    batch: list[Document] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document["text"])
-        if characters >= _BATCH:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 def encode_documents(tokenizer: Tokenizer, settings: TokenizeSettings, documents: list[Document]) -> Encoded:
@@ -89,7 +73,8 @@ def tokenize(
     prefix = output_prefix.with_name(output_prefix.name + "_text_document")
     meta = Meta(tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.vocabulary.hash)
     # threads: the encoder releases the GIL
-    encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches(step.documents()), step.workers - 1)
+    batches = grouped(step.documents(), lambda document: len(document["text"]), _BATCH)
+    encoded = threaded_map(partial(encode_documents, tokenizer, settings), batches, step.workers - 1)
     writer = IndexWriter(prefix, token_dtype(meta.vocab_size), meta, table=True)
     bits = Counter[int]()
     with writer as index, step.results() as results:

@@ -45,7 +45,8 @@ from common.settings import DedupSettings, Settings
 from common.stats import Stats, no_documents
 from common.workers import Workers
 from corpus.dedup.clusters import filter_shard, outputs_of, write_clusters
-from corpus.dedup.pairs import jobs_of, write_edges, write_pairs
+from corpus.dedup.pairs import write_edges, write_pairs
+from corpus.dedup.segments import Segments
 from corpus.dedup.signatures import Signatures, write_signatures
 
 _OWN = re.compile(r".+\.(signatures|pairs|edges|clusters)(\.tmp)?")  # files in the folder work.tmp/
@@ -109,7 +110,6 @@ def dedup(
     Raises InputError for unreadable input and for a folder work.tmp/ that holds other files, EmptyResultError if there
     is no document at all.
     """
-    require_distinct_stems(inputs)
     stats = Stats("dedup")
     work = output_dir / "work.tmp"  # not `work`, where the phases on a cluster write
     files = [_signatures_of(path, work) for path in inputs]
@@ -158,7 +158,7 @@ def _verify(work: Path, files: Sequence[Path], settings: DedupSettings, share: S
 
 def _clusters(work: Path, files: Sequence[Path], settings: DedupSettings) -> dict[str, Any]:
     """Phase 4: the survivors; returns figures for the statistics."""
-    jobs = range(jobs_of(work / "0.pairs"))
+    jobs = range(Segments(work / "0.pairs").info["jobs"])
     pairs, edges = ([work / f"{job}.{kind}" for job in jobs] for kind in ("pairs", "edges"))
     return write_clusters(Signatures(files, settings), pairs, edges, work / "all.clusters", settings)
 

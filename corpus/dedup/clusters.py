@@ -35,7 +35,6 @@ _SAMPLE = 50  # members of the largest cluster whose similarities are computed
 _NEAR, _BEFORE, _SHOWN = 10, 100, 600  # near duplicates in the statistics; characters before they differ, and in all
 _BYTES_PER_MEMBER = 300  # a _MEMBER, its id, survivor, sort orders
 _PASSES = 256  # at most: each has two open files
-_MANY = 10_000  # a corpus of this size without any duplicate is most likely a mistake
 
 Rows = NDArray[np.int64]
 Members = NDArray[np.void]
@@ -53,7 +52,7 @@ def write_clusters(
     output: Path,
     settings: DedupSettings,
 ) -> dict[str, Any]:
-    """Choose the survivors; returns figures for the statistics. Warns of chains and of no duplicates at all."""
+    """Choose the survivors; returns figures for the statistics. Warns of chains."""
     output.parent.mkdir(parents=True, exist_ok=True)
     forest = Forest(signatures.count, output.parent)
     clustered, n_edges = _zeros(signatures.count, np.bool_, output.parent), 0
@@ -87,8 +86,6 @@ def write_clusters(
     }
     if len(largest):
         figures["largest_cluster"] = _describe_cluster(largest, signatures, settings)
-    elif signatures.count > _MANY:
-        warn(f"not one duplicate among {signatures.count} documents; check that the shards are the right ones")
     return figures
 
 
@@ -258,7 +255,9 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
     One process: sending a document to another takes longer than filtering it. Raises InputError when the shard has
     changed since its signatures were made.
     """
-    removals = _removed(shard, clusters)
+    with Segments(clusters) as file:
+        rows = [row for part in file.each(shard_stem(shard)) for row in orjson.loads(part.tobytes())]
+    removals = {index: (survivor, "exact" if same else "near") for index, survivor, same in rows}
     survivors, removed = outputs_of(shard, output_dir)
     step = ShardStep("dedup", [shard], removed, max_bad_share=None, allow_empty=True)
     with step.results(document_writer(survivors)) as results:
@@ -272,13 +271,6 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
         if removals:
             raise InputError(f"{shard}: shorter than its signatures; run the phase `signatures` again")
     return step.stats
-
-
-def _removed(shard: Path, clusters: Path) -> dict[int, tuple[str, str]]:
-    """The removed documents of a shard by their index: the survivor's id, and the reason."""
-    with Segments(clusters) as file:
-        rows = [row for part in file.each(shard_stem(shard)) for row in orjson.loads(part.tobytes())]
-    return {index: (survivor, "exact" if same else "near") for index, survivor, same in rows}
 
 
 def outputs_of(shard: Path, output_dir: Path) -> tuple[Path, Path]:

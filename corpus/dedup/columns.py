@@ -21,7 +21,6 @@ from corpus.dedup.segments import Segments, SegmentWriter
 Hashes = NDArray[np.uint64]
 
 ROW = np.dtype([("exact", "<u8"), ("key", "<u8"), ("row", "<u4")])
-_FEW = 50  # one read of everything is faster than reading every 50th row
 _BUCKET = 512  # documents on average, 14 kB: read in excess at both ends of a range
 
 
@@ -62,7 +61,7 @@ def read_column(
 ) -> tuple[Hashes, NDArray[np.void]]:
     """The hashes between some `bounds` and their ROWs, of a chunk of `count` documents, verified.
 
-    With `wanted`, only those that stand in it; if they are few, their rows are read one by one.
+    With `wanted`, only those that are in it.
     """
     low, high = limits
     buckets = _buckets(count)
@@ -72,9 +71,9 @@ def read_column(
     ends = ends if first else np.concatenate([[0], ends])
     sums = shard.items("sums", chunk, 2 * (place + first), 2 * (place + last)).reshape(-1, 2)
 
-    def read(name: str, kind: int, dtype: "np.dtype[np.void] | None" = None) -> NDArray[Any]:
+    def read(name: str, kind: int) -> NDArray[Any]:
         start, end = int(ends[0]), int(ends[-1])
-        values = shard.items(name, chunk, column * count + start, column * count + end, dtype)
+        values = shard.items(name, chunk, column * count + start, column * count + end)
         for number, checksum in enumerate(sums[:, kind].tolist()):
             shard.verify(values[ends[number] - start : ends[number + 1] - start].tobytes(), checksum)
         return values
@@ -84,19 +83,6 @@ def read_column(
     inside = np.arange(begin, end)
     if wanted is not None:
         inside = inside[np.isin(hashes[begin:end], wanted)]
-    if len(inside) > count // _FEW:
-        rows = read("rows", 1, ROW)[inside]
-    else:
-        rows = _few_rows(shard, chunk, column * count + int(ends[0]) + inside)
-    return hashes[inside], rows
-
-
-def _few_rows(shard: Segments, chunk: int, places: NDArray[np.int64]) -> NDArray[np.void]:
-    """Some ROWs of a chunk, verified by the columns that they are copied from."""
-    found = np.empty(len(places), dtype=ROW)
-    for index, place in enumerate(places.tolist()):
-        found[index] = one = shard.items("rows", chunk, place, place + 1, ROW)[0]
-        for name in ("key", "exact"):
-            if shard.items(name, chunk, int(one["row"]), int(one["row"]) + 1)[0] != one[name]:
-                raise shard.damaged("changed")
-    return found
+    if not len(inside):
+        return hashes[inside], np.empty(0, dtype=ROW)
+    return hashes[inside], read("rows", 1).view(ROW)[inside]

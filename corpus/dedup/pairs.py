@@ -99,12 +99,6 @@ def write_pairs(signatures: Signatures, output: Path, settings: DedupSettings, p
     return total
 
 
-def jobs_of(path: Path) -> int:
-    """The number of jobs (and blocks) of a run's pairs."""
-    with Segments(path) as file:
-        return int(file.info["jobs"])
-
-
 def read_pairs(paths: Sequence[Path], signatures: Signatures, kind: str, block: int) -> Pairs:
     """The distinct pairs of a kind (`exact`, `near`) in one block of every job's file, in order.
 

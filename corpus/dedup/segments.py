@@ -68,44 +68,32 @@ class Segments:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = -1
-        self._segments: dict[str, list[list[Any]]] = {}
-        self.checksum: int | None = None
-        """Of the index, which holds the checksums of all segments."""
-        self.info: dict[str, Any] = {}
         with self:
-            pass
+            size = os.fstat(self._descriptor).st_size
+            if size < len(_MAGIC) + _TRAILER.size or self._bytes_at(0, len(_MAGIC)) != _MAGIC:
+                raise self.damaged("not a file of corpus.dedup, or cut short")
+            end = size - _TRAILER.size
+            length, checksum = _TRAILER.unpack(self._bytes_at(end, _TRAILER.size))
+            index = self._bytes_at(end - length, length) if length <= end else b""
+            if xxhash.xxh3_64_intdigest(index) != checksum:
+                raise self.damaged("cut short or changed")
+        self.checksum: int = checksum
+        """Of the index, which holds the checksums of all segments."""
+        content = orjson.loads(index)
+        self.info: dict[str, Any] = content["info"]
+        self._segments: dict[str, list[list[Any]]] = {}
+        for name, *segment in content["segments"]:
+            self._segments.setdefault(name, []).append(segment)
 
     def __enter__(self) -> "Segments":
         try:
             self._descriptor = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError:
             raise InputError(f"{self.path}: no such file; run the phase that writes it") from None
-        try:
-            index = self._index()
-        except BaseException:
-            self.__exit__()
-            raise
-        self.info = index["info"]
-        for name, *segment in index["segments"]:
-            self._segments.setdefault(name, []).append(segment)
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
-        self._segments.clear()
-
-    def _index(self) -> dict[str, Any]:
-        size = os.fstat(self._descriptor).st_size
-        if size < len(_MAGIC) + _TRAILER.size or self._bytes_at(0, len(_MAGIC)) != _MAGIC:
-            raise self.damaged("not a file of corpus.dedup, or cut short")
-        end = size - _TRAILER.size
-        length, checksum = _TRAILER.unpack(self._bytes_at(end, _TRAILER.size))
-        index = self._bytes_at(end - length, length) if length <= end else b""
-        if xxhash.xxh3_64_intdigest(index) != checksum or self.checksum not in (None, checksum):
-            raise self.damaged("cut short or changed")
-        self.checksum = checksum
-        content: dict[str, Any] = orjson.loads(index)
-        return content
 
     def damaged(self, how: str) -> InputError:
         """The error for a file that cannot be used."""
@@ -126,16 +114,20 @@ class Segments:
         """The arrays of a name, one at a time, verified."""
         return (self.array(name, number) for number in range(self.count(name)))
 
-    def items(
-        self, name: str, number: int, start: int, end: int, dtype: np.dtype[np.void] | None = None
-    ) -> NDArray[Any]:
-        """Items `start` to `end` of an array, which the caller verifies; a structured array needs its dtype."""
+    def mapped(self, name: str) -> list[NDArray[Any]]:
+        """The arrays of a name in memory maps, not verified."""
+        return [
+            np.memmap(self.path, kind, "r", offset, length // np.dtype(kind).itemsize)
+            for kind, offset, length, _ in self._segments.get(name, [])
+        ]
+
+    def items(self, name: str, number: int, start: int, end: int) -> NDArray[Any]:
+        """Items `start` to `end` of an array, which the caller verifies."""
         kind, offset, length, _ = self._segments[name][number]
-        dtype = dtype or np.dtype(kind)
-        size = dtype.itemsize
+        size = np.dtype(kind).itemsize
         if not 0 <= start <= end <= length // size:
             raise self.damaged("changed")
-        return np.frombuffer(self._bytes_at(offset + start * size, (end - start) * size), dtype=dtype)
+        return np.frombuffer(self._bytes_at(offset + start * size, (end - start) * size), dtype=kind)
 
     def verify(self, data: bytes, checksum: int) -> None:
         """Raise InputError unless the data has this checksum."""

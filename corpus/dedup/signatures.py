@@ -132,7 +132,7 @@ def earlier_signatures(folders: Sequence[Path]) -> list[Path]:
 def identity_of(path: Path) -> int:
     """The original checksum of a file of signatures, which `workflow.provenance.remove` keeps."""
     file = Segments(path)
-    return int(file.info.get("identity") or file.checksum or 0)
+    return int(file.info.get("identity") or file.checksum)
 
 
 def content_of(folders: Sequence[Path]) -> str:
@@ -240,12 +240,11 @@ def _check_settings(shard: Segments, settings: DedupSettings) -> None:
 
 
 def _pick(shard: Segments, rows: NDArray[np.int64], name: str, width: int) -> NDArray[Any]:
-    """Some rows of an array with `width` values per document: shape (rows, width)."""
-    found = []
-    for number in np.unique(rows // CHUNK).tolist():
-        inside = rows[rows // CHUNK == number] - number * CHUNK
-        if len(inside) > shard.info["documents"] // 20:  # one read is faster than many
-            found.append(shard.array(name, number).reshape(-1, width)[inside])
-        else:
-            found += [shard.items(name, number, row * width, (row + 1) * width)[None] for row in inside.tolist()]
-    return np.concatenate(found)
+    """Some rows in ascending order of an array with `width` values per document: shape (rows, width)."""
+    chunk = rows // CHUNK
+    return np.concatenate(
+        [
+            shard.array(name, number).reshape(-1, width)[rows[chunk == number] - number * CHUNK]
+            for number in np.unique(chunk).tolist()
+        ]
+    )

@@ -31,7 +31,6 @@ from functools import cached_property, lru_cache
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +49,6 @@ _MAGIC = b"URLDOCS\0\0"
 _HEADER = struct.Struct("<9sQQ")
 _COLUMNS = ("<u8", "<u8", "<u4", "<u4")
 _SIZES = [np.dtype(kind).itemsize for kind in _COLUMNS]
-_HEX = struct.Struct(">I")
 REMOVED = "0" * 16
 """The id of a document whose tokens are a tombstone: end-of-text, as often as it had tokens."""
 
@@ -72,7 +70,7 @@ class Row(NamedTuple):
 
 @lru_cache(1 << 16)
 def _domain_of_host(host: str) -> int:
-    return int(_HEX.unpack(hashlib.sha256(registered_domain(host).encode()).digest()[:4])[0])
+    return int.from_bytes(hashlib.sha256(registered_domain(host).encode()).digest()[:4])
 
 
 def _host(url: str) -> str:
@@ -86,25 +84,15 @@ def _host(url: str) -> str:
 class DocumentWriter:
     """Streams rows into a file that another writer renames; memory is constant, except for `files`.
 
-    A context manager; `finish` writes the file.
+    `finish` writes the file; `stack` closes the temporary files in `folder`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.documents = self._end = 0
         self._files: dict[str, int] = {"": 0}
         self._shards: list[tuple[str, int]] = []
-        self._folder = folder
-
-    def __enter__(self) -> "DocumentWriter":
-        with ExitStack() as stack:
-            self._parts = [stack.enter_context(TemporaryFile(dir=self._folder)) for _ in range(len(_COLUMNS) + 1)]
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        files = (TemporaryFile(dir=folder) for _ in range(len(_COLUMNS) + 1))  # noqa: SIM115 - `stack` closes them
+        self._parts = list(map(stack.enter_context, files))
 
     def add(self, documents: Sequence[Document], shard: str) -> None:
         """Append documents of a shard. An `id` of another form than ours counts as 0."""
@@ -182,7 +170,8 @@ def write_tombstones(prefix: Path, numbers: Sequence[int]) -> None:
         while part := file.read(8 * ENTRIES):
             digest.update(part)
     paths = [suffixed(prefix, ".json"), table.path]
-    with output_files(paths) as (meta, rows), DocumentWriter(prefix.parent) as writer, rows.open() as file:
+    with output_files(paths) as (meta, rows), ExitStack() as stack, rows.open() as file:
+        writer = DocumentWriter(prefix.parent, stack)
         writer.add_table(table, numbers)
         writer.finish(file, digest.hexdigest())
         meta.append(json_of(with_checksums(suffixed(prefix, ".idx"), index.meta, digest.hexdigest())))

@@ -4,8 +4,7 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,23 +48,21 @@ class IndexWriter:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.meta = meta
         self.table: DocumentWriter | None = None
-        if table:
-            from corpus.index import documents  # knows URLs: training may lack tldextract
-
-            self.table = documents.DocumentWriter(prefix.parent)
+        self._suffixes = [".idx", *[".json"] * (meta is not None), *[DOCUMENTS] * table, ".bin"]
         self.documents = self.sequences = self.tokens = 0
         self._digest = xxhash.xxh3_64()
 
     def __enter__(self) -> "IndexWriter":
-        suffixes = [".idx", *[".json"] * (self.meta is not None), *[DOCUMENTS] * (self.table is not None), ".bin"]
         with ExitStack() as stack:
-            files = stack.enter_context(output_files([suffixed(self.prefix, suffix) for suffix in suffixes]))
-            self._files = dict(zip(suffixes, files, strict=True))
+            files = stack.enter_context(output_files([suffixed(self.prefix, suffix) for suffix in self._suffixes]))
+            self._files = dict(zip(self._suffixes, files, strict=True))
             self._index_path = self._files[".idx"].temporary
             self._bin = stack.enter_context(self._files[".bin"].open())
             self._idx = stack.enter_context(self._files[".idx"].open())
-            if self.table is not None:
-                stack.enter_context(self.table)
+            if DOCUMENTS in self._files:
+                from corpus.index import documents  # knows URLs: training may lack tldextract
+
+                self.table = documents.DocumentWriter(self.prefix.parent, stack)
             self._documents = stack.enter_context(TemporaryFile(dir=self._index_path.parent))
             self._idx.write(bytes(HEADER.size))
             self._documents.write(bytes(8))  # the first document begins at sequence 0
@@ -144,11 +141,9 @@ class IndexWriter:
         for suffix in (".idx", ".json", DOCUMENTS):
             suffixed(self.prefix, suffix).resolve().unlink(missing_ok=True)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._stack.__exit__(kind, error, trace)  # removes everything
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is not None:
+            self._stack.__exit__(*error)  # removes everything
             return
         with self._stack:  # renames .bin, then .json, then .idx; on an error removes everything
             self._finish()

@@ -1,12 +1,13 @@
 """The formats of existing text, recognised by content and name, and their readers.
 
-A new format is a reader in this package and a row in READERS, _NOUNS, _NAMES and, if its files begin alike, _BEGINS.
+A new format is a reader in this package, a row of FORMATS and, if its files begin alike, one of _BEGINS.
 """
 
 import codecs
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from common.errors import InputError
 from common.files import COMPRESSED, BadLines, kind_of, read_head
@@ -15,37 +16,33 @@ from corpus.runner import Outcome
 from corpus.sources.lines import read_csv, read_jsonl, read_text, read_wikiextractor
 from corpus.sources.tables import read_arrow, read_parquet
 
-READERS: dict[str, Callable[[Path, SourceSettings, BadLines], Iterator[Outcome]]] = {
-    "jsonl": read_jsonl,
-    "text": read_text,
-    "wikiextractor": read_wikiextractor,
-    "csv": read_csv,
-    "parquet": read_parquet,
-    "arrow": read_arrow,
+Reader = Callable[[Path, SourceSettings, BadLines], Iterator[Outcome]]
+
+
+class Format(NamedTuple):
+    """One format of existing text."""
+
+    noun: str
+    name: re.Pattern[str]
+    """What the names of its files have, without the suffix of a compressed one."""
+    read: Reader | None
+    others: tuple[str, ...] = ()
+    """Formats that the content of its files may look like."""
+
+
+FORMATS = {
+    "warc": Format("WARC", WARC_NAME, None),  # its pages must be extracted first: corpus/scrape/offline.py
+    "jsonl": Format("JSON lines", re.compile(r"\.(json|jsonl|ndjson)$"), read_jsonl, ("text",)),
+    "text": Format("text", re.compile(r"\.txt$"), read_text),
+    "wikiextractor": Format("WikiExtractor's output", re.compile(r"^wiki_\d+$"), read_wikiextractor, ("jsonl", "text")),
+    "csv": Format("CSV", re.compile(r"\.(csv|tsv)$"), read_csv, ("text",)),
+    "parquet": Format("Parquet", re.compile(r"\.parquet$"), read_parquet),
+    "arrow": Format("Arrow", re.compile(r"\.(arrow|feather)$"), read_arrow),
 }
-"""All formats but `warc`, whose pages must be extracted first: `corpus.scrape.offline` does that."""
-_NOUNS = {
-    "jsonl": "JSON lines",
-    "text": "text",
-    "wikiextractor": "WikiExtractor's output",
-    "csv": "CSV",
-    "parquet": "Parquet",
-    "arrow": "Arrow",
-    "warc": "WARC",
-}
-_NAMES = {
-    "warc": WARC_NAME,
-    "text": re.compile(r"\.txt$"),
-    "wikiextractor": re.compile(r"^wiki_\d+$"),
-    "csv": re.compile(r"\.(csv|tsv)$"),
-    "jsonl": re.compile(r"\.(json|jsonl|ndjson)$"),
-    "parquet": re.compile(r"\.parquet$"),
-    "arrow": re.compile(r"\.(arrow|feather)$"),
-}
-"""What the names of a format's files have, without the suffix of a compressed one."""
+READERS = {name: format.read for name, format in FORMATS.items() if format.read}
 _BEGINS = (
-    (rb"\s*\{", "jsonl", "JSON lines", ""),
-    (rb"\s*<doc ", "wikiextractor", "WikiExtractor's output", ""),
+    (rb"\s*\{", "jsonl", FORMATS["jsonl"].noun, ""),
+    (rb"\s*<doc ", "wikiextractor", FORMATS["wikiextractor"].noun, ""),
     (rb"\s*\[\s*[\[{]", "", "one JSON array", "write one object per line, for example with jq -c '.[]'"),
     (rb"(?i)\s*<(!doctype html|html|\?xml)", "", "a page of HTML or XML", "extract its text, or set format: text"),
     (rb"crawl-data/\S+\n", "", "a list of Common Crawl's paths", "end its name in .paths(.gz), name it as a path"),
@@ -53,8 +50,6 @@ _BEGINS = (
     (rb"", "", "binary data", "leave it out with glob"),
 )  # fmt: skip
 """Beginnings of content without magic bytes: the format, if there is one, its name, and the cure."""
-_TEXTS = {"jsonl": ("jsonl", "text"), "csv": ("text",), "wikiextractor": ("wikiextractor", "jsonl", "text")}
-"""Patterns for the beginning of files, by format."""
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -62,7 +57,7 @@ def _content(head: bytes) -> tuple[str, str, str]:
     """The format of a file that begins with `head`, or ""; what it is; and the cure if it cannot be read as it is."""
     kind, cure = kind_of(head)
     if kind:
-        return next((format for format, noun in _NOUNS.items() if noun == kind), ""), kind, cure
+        return next((name for name, format in FORMATS.items() if format.noun == kind), ""), kind, cure
     return next((format, noun, cure) for pattern, format, noun, cure in _BEGINS if re.match(pattern, head))
 
 
@@ -72,7 +67,7 @@ def recognised(path: Path, source: SourceSettings) -> tuple[str, SourceSettings]
     Raises InputError for a file that is something else than its source or its name says, or that no reader takes.
     """
     name = path.stem if path.suffix in COMPRESSED else path.name
-    named = next((format for format, pattern in _NAMES.items() if pattern.search(name)), "")
+    named = next((format for format, known in FORMATS.items() if known.name.search(name)), "")
     wanted = named if source.format == "auto" else source.format
     if not path.is_file():  # a pipe can be read only once
         return wanted or "jsonl", source
@@ -90,9 +85,9 @@ def recognised(path: Path, source: SourceSettings) -> tuple[str, SourceSettings]
     if not wanted and (not found or found == "text"):
         raise InputError(f"{path}: {noun}; {cure}")
     wanted = wanted or found
-    if found not in _TEXTS.get(wanted, (wanted,)):
+    if found not in (wanted, *FORMATS[wanted].others):
         cure = f"set format: {found}, or rename it" if found else cure
-        raise InputError(f"{path}: {noun}, not {_NOUNS[wanted]}; {cure}")
+        raise InputError(f"{path}: {noun}, not {FORMATS[wanted].noun}; {cure}")
     if packed and (wanted in ("parquet", "arrow") or (wanted == "warc" and packed in (".bz2", ".xz"))):
         raise InputError(f"{path}: {noun}; decompress it")
     if wanted != "warc" and packed != (path.suffix if path.suffix in COMPRESSED else ""):

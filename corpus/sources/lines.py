@@ -1,4 +1,4 @@
-"""Readers of text: whole files, JSON lines, WikiExtractor's output, CSV."""
+"""Readers of text: whole files, JSON lines, WikiExtractor's output, CSV; and the document of one JSON object."""
 
 import csv
 import html
@@ -17,14 +17,17 @@ from common.files import (
     read_blocks,
     read_json_lines,
     read_lines,
+    read_object,
 )
 from common.files import read_text as file_text
 from common.settings import SourceSettings
 from corpus.runner import Drop, Outcome
-from corpus.sources.records import read_record
 
 # titles may contain quotes; some versions add a revision
 _WIKI_HEAD = re.compile(rb'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">')
+
+_MAX_META = 65_536  # bytes of JSON in a document's further keys; a document with more is a bad line
+_OWN = ("id", "url", "title")  # keys of JSON objects that have their place in a document
 
 
 def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Outcome]:
@@ -109,3 +112,29 @@ def read_wikiextractor(path: Path, source: SourceSettings, bad: BadLines) -> Ite
             bad.add(f"{where}: text outside of <doc> … </doc>")
     if head is not None:
         bad.add(f"{head[0]}: <doc> without </doc>")
+
+
+def read_record(line: bytes, where: str, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
+    """Yield the document of a JSON object; a bad one is counted in `bad` at `where`."""
+    bad.lines += 1
+    found = read_object(line, where, [source.text_key], source.skip_keys)
+    if isinstance(found, str):
+        bad.add(f"{where}: {found}")
+        return
+    further = {key: value for key, value in found.items() if key not in (*_OWN, source.text_key)}
+    if (size := _size(further)) > _MAX_META:
+        largest = max(further, key=lambda key: _size(further[key]))
+        bad.add(f"{where}: {size:,} bytes in further keys, more than {_MAX_META:,}; name {largest!r} under skip_keys")
+        return
+    named = {"source_id": found.get("id"), "url": found.get("url"), "title": found.get("title")}
+    document = {
+        "text": found[source.text_key],
+        "origin": where,
+        **{key: str(value) for key, value in named.items() if value is not None},
+    }
+    meta = further.pop("meta") if isinstance(further.get("meta"), dict) else {}
+    yield {**document, "meta": meta | further} if meta or further else document
+
+
+def _size(value: object) -> int:
+    return len(orjson.dumps(value)) if value else 0

@@ -14,7 +14,7 @@ import orjson
 from common.errors import InputError
 from common.files import BadLines, Document
 from common.settings import SourceSettings
-from corpus.sources.records import read_record
+from corpus.sources.lines import read_record
 
 _ROWS = 256  # converted at a time
 _BUFFER = 1 << 20  # bytes of a column read at a time

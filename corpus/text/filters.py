@@ -8,12 +8,14 @@ OpenWebText's rules always, others by their name in `clean.filters`. To add one,
 
 from collections.abc import Collection
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from common.errors import ConfigError
-from common.settings import CleanSettings
-from corpus.text import fasttext, quality
+from common.settings import CleanSettings, FastTextModel
+from corpus.text import quality
 from corpus.text.pii import pii
 from corpus.text.verdicts import Change, Filter, Text, Verdict
 
@@ -29,6 +31,7 @@ NAMED = {
     "digits": (quality.digits,),
 }
 """What `clean.filters` may name."""
+_FASTTEXT = (793_712_314).to_bytes(4, "little")  # a model of fastText begins with it
 _SPACY = ("gopher_repetition", "c4", "fineweb")  # these split words or sentences as spaCy does
 
 
@@ -46,14 +49,14 @@ def filters(settings: CleanSettings) -> tuple[Filter, ...]:
         if name in _SPACY and find_spec("spacy") is None:
             raise ConfigError(f"clean.filters: {name} needs spaCy; pip install 'urls-to-gpt2[filters]'")
     for model in settings.fasttext:
-        fasttext.check(model.path)
+        _check_model(model.path)
     return (
         Filter("empty", empty),
         Filter("javascript", partial(javascript, most=settings.javascript_characters)),
         Filter("short", partial(short, least=settings.min_characters)),
         *(Filter(rule.__name__, rule) for name in settings.filters for rule in NAMED[name]),
         *([Filter("language", partial(language, expected=settings.languages))] if settings.languages else ()),
-        *(Filter(model.name, partial(fasttext.judge, model=model)) for model in settings.fasttext),
+        *(Filter(model.name, partial(fasttext, model=model)) for model in settings.fasttext),
     )
 
 
@@ -79,3 +82,36 @@ def language(text: Text, expected: Collection[str]) -> Verdict:
     if code not in expected:
         return code or "no letters"
     return Change(meta={"detected_language": code, "detected_score": score})  # `language` may be the source's
+
+
+def _check_model(path: Path) -> None:
+    """Raise ConfigError if fastText is not installed, or the file does not begin as a model does."""
+    if find_spec("fasttext") is None:
+        raise ConfigError("clean.fasttext needs fasttext-predict; pip install 'urls-to-gpt2[fasttext]'")
+    if not path.is_file():
+        raise ConfigError(f"clean.fasttext: {path}: no such file")
+    with path.open("rb") as file:
+        if file.read(len(_FASTTEXT)) != _FASTTEXT:
+            raise ConfigError(f"clean.fasttext: {path}: no fastText model; give a .bin or .ftz file")
+
+
+@cache
+def _model(path: Path) -> Any:
+    import fasttext
+
+    try:
+        return fasttext.load_model(str(path))
+    except ValueError as error:
+        raise ConfigError(f"clean.fasttext: {path}: {error}") from None
+
+
+def fasttext(text: Text, model: FastTextModel) -> Verdict:
+    """A label whose probability is too low; the other documents carry it in `meta`, under the model's name."""
+    found = _model(model.path).predict(text.replace("\n", " "), k=-1, threshold=-1.0)  # all labels
+    scores = {label.removeprefix("__label__"): score for label, score in zip(*found, strict=True)}
+    if model.label not in scores:
+        raise ConfigError(f"clean.fasttext: {model.path} has no label {model.label!r}, but {', '.join(sorted(scores))}")
+    score = round(min(1.0, scores[model.label]), 4)
+    if score < model.least:
+        return f"{model.label} {score:g}"
+    return Change(meta={model.name: score})

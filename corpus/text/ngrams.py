@@ -146,9 +146,13 @@ def _strings(value: Any) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------------- cutting
 
 
+def ngrams_of(settings: DecontaminateSettings) -> Ngrams:
+    """The n-grams of the evaluation sets of some settings, read once per process."""
+    return _ngrams_of_json(settings.model_dump_json())
+
+
 @lru_cache(1)
-def ngrams_of(settings: str) -> Ngrams:
-    """The n-grams of the evaluation sets of `settings` (JSON), read once per process."""
+def _ngrams_of_json(settings: str) -> Ngrams:
     parsed = DecontaminateSettings.model_validate_json(settings)
     return read_ngrams(expand_inputs(parsed.files, "lists"), parsed)
 
@@ -165,15 +169,6 @@ def sum_counts(counts: Iterable[Path], digest: str | None = None) -> tuple[str, 
             raise InputError(f"{path}: not counted with these evaluation sets; run `corpus.decontaminate count` again")
         total.update({int(number): times for number, times in found["counts"].items()})
     return digest or "", total
-
-
-def frequent_ngrams(counts: Iterable[Path], ngrams: Ngrams, max_count: int) -> frozenset[int]:
-    """The numbers of n-grams that occur `max_count` times or more, summed over files of counts: ordinary language.
-
-    Raises InputError for counts of other n-grams.
-    """
-    _, total = sum_counts(counts, ngrams.digest)
-    return frozenset(number for number, times in total.items() if times >= max_count)
 
 
 def find_matches(text: str, ngrams: Ngrams, ignored: frozenset[int]) -> list[tuple[int, tuple[int, int]]]:

@@ -5,15 +5,13 @@ Units are equal if their normalised texts are (dedup's form). Files are segments
 | file | segments | content |
 |---|---|---|
 | units of a shard | 0 … 255 | UNIT, whose hash begins with this byte; many segments of each name |
-| repeats of all shards | repeats | REPEAT, each segment sorted by shard |
+| repeats of all shards | hash, first, times | u64 columns, one row per hash that repeats; each segment sorted by hash |
 
-Info of the repeats: the shards by number, the documents of each, and the length of each segment, in which the part of a
-shard is found by binary search.
+`first` is `shard << 32 | document` of the first occurrence, `times` the number of occurrences in all shards. Info of
+the repeats: `counted`, the documents of each shard by its name, in the order of the shards' numbers.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,11 +27,11 @@ from corpus.dedup.signatures import normalised
 
 UNIT = np.dtype([("hash", "<u8"), ("key", "<u8"), ("document", "<u4")])
 """Hash of a unit, hash of its document's id and text, index of the document in the shard."""
-REPEAT = np.dtype([("shard", "<u8"), ("hash", "<u8"), ("first", "<u8"), ("times", "<u8")])
-"""A hash that a shard has; `shard << 32 | document` of its first occurrence, and its occurrences in all shards."""
 CHUNK = 1 << 20  # units sorted and written at a time: 20 MB
 RANGES = 256
 _BYTES_PER_UNIT = 250  # if none repeats: two tables of 32 bytes, their concatenation, sorted copies, masks
+
+Numbers = NDArray[np.uint64]
 
 
 class Unit(NamedTuple):
@@ -63,10 +61,10 @@ def find_units(lines: Sequence[str], settings: RepeatsSettings) -> list[Unit]:
 class _Table(NamedTuple):
     """Distinct hashes in ascending order, each with key and row of its first occurrence and its count."""
 
-    hash: NDArray[np.uint64]
-    key: NDArray[np.uint64]
-    row: NDArray[np.uint64]
-    times: NDArray[np.uint64]
+    hash: Numbers
+    key: Numbers
+    first: Numbers
+    times: Numbers
 
 
 def _merged(tables: Sequence[_Table]) -> _Table:
@@ -105,30 +103,22 @@ def _repeated(files: Sequence[Path], part: int, parts: int, max_count: int) -> _
 
 def write_repeats(files: Sequence[Path], output: Path, settings: RepeatsSettings) -> None:
     """Write the repeats of all shards, given their units. Raises InputError for units of other settings."""
-    files, units = sorted(files, key=lambda path: path.name), 0
-    info: dict[str, Any] = {"shards": [path.stem for path in files], "documents": [], "lengths": []}
+    files, units, counted = sorted(files, key=lambda path: path.name), 0, dict[str, int]()
     for path in files:
         with Segments(path) as file:
             if file.info.get("settings") != fingerprint(settings):
                 raise InputError(f"{path}: made with other settings of repeats; run `corpus.repeats count` again")
             units += file.info["units"]
-            info["documents"].append(file.info["documents"])
-    parts = 1 + units * _BYTES_PER_UNIT // int(settings.memory_gb * 1e9)
-    with write_segments(output, info) as written, Meter("repeats sum", "parts", parts) as meter:
+            counted[path.stem] = file.info["documents"]
+    per_part = 1 + int(settings.memory_gb * 1e9) // _BYTES_PER_UNIT
+    parts, waiting = 1 + units // per_part, list[_Table]()
+    with write_segments(output, {"counted": counted}) as written, Meter("repeats sum", "parts", parts) as meter:
         for part in range(parts):
-            table = _repeated(files, part, parts, settings.max_count)
-            waiting = list[NDArray[Any]]()
-            for shard, found in _read(files, part, parts) if len(table.hash) else ():
-                nearest = np.minimum(np.searchsorted(table.hash, found["hash"]), len(table.hash) - 1)
-                place = np.unique(nearest[table.hash[nearest] == found["hash"]])
-                repeats = np.empty(len(place), dtype=REPEAT)
-                repeats["shard"], repeats["hash"] = shard, table.hash[place]
-                repeats["first"], repeats["times"] = table.row[place], table.times[place]
-                waiting.append(repeats)
-                if shard == len(files) - 1 or sum(map(len, waiting)) > CHUNK:
-                    info["lengths"].append(sum(map(len, waiting)))
-                    written.append("repeats", np.concatenate(waiting))
-                    waiting.clear()
+            waiting.append(_repeated(files, part, parts, settings.max_count))
+            if part == parts - 1 or sum(len(table.hash) for table in waiting) > per_part:  # few and long segments
+                for name in ("hash", "first", "times"):
+                    written.append(name, np.concatenate([getattr(table, name) for table in waiting]))
+                waiting.clear()
             meter.advance()
 
 
@@ -137,31 +127,26 @@ def fingerprint(settings: RepeatsSettings) -> dict[str, Any]:
     return {"units": sorted(set(settings.units)), "min_bytes": settings.min_bytes}
 
 
-class Repeats(NamedTuple):
-    """The repeats of a shard, sorted by hash."""
+class Repeats:
+    """The repeats of all shards in a memory map, for one shard. Raises InputError if it was not counted.
 
-    number: int
-    """Of the shard."""
-    documents: int
-    hash: NDArray[np.uint64]
-    first: NDArray[np.uint64]
-    times: NDArray[np.uint64]
+    shard       its number
+    documents   those it had when it was counted
+    """
 
-
-def _shard_at(items: Callable[[int, int], NDArray[Any]], index: int) -> int:
-    return int(items(index, index + 1)["shard"][0])
-
-
-def read_repeats(path: Path, shard: str) -> Repeats:
-    """The repeats of a shard; reads no other shard's. Raises InputError if it was not counted."""
-    with Segments(path) as file:
-        if shard not in file.info["shards"]:
+    def __init__(self, path: Path, shard: str) -> None:
+        file = Segments(path)
+        counted: dict[str, int] = file.info.get("counted", {})
+        if shard not in counted:
             raise InputError(f"{path}: made without the shard {shard}; run `corpus.repeats sum` again")
-        number, found = file.info["shards"].index(shard), [np.empty(0, dtype=REPEAT)]
-        for segment, length in enumerate(filter(None, file.info["lengths"])):
-            items = partial(file.items, "repeats", segment, dtype=REPEAT)
-            key = partial(_shard_at, items)
-            found.append(items(*(bisect_left(range(length), wanted, key=key) for wanted in (number, number + 1))))
-        repeats = np.sort(np.concatenate(found), order="hash")
-        columns = (np.ascontiguousarray(repeats[name]) for name in ("hash", "first", "times"))
-        return Repeats(number, file.info["documents"][number], *columns)
+        self.shard, self.documents = list(counted).index(shard), counted[shard]
+        self._segments = list(zip(*(file.mapped(name) for name in ("hash", "first", "times")), strict=True))
+
+    def find(self, hashes: Numbers) -> tuple[Numbers, Numbers]:
+        """`first` and `times` of each hash, shape (hashes,); 0 times for one that does not repeat."""
+        found = np.zeros((2, len(hashes)), dtype=np.uint64)
+        for known, *columns in self._segments:
+            nearest = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+            same = known[nearest] == hashes
+            found[:, same] = [column[nearest[same]] for column in columns]
+        return found[0], found[1]

@@ -1,8 +1,5 @@
 from pathlib import Path
 
-import pytest
-
-from common.errors import EmptyResultError, InputError
 from common.files import read_json, write_json
 from common.settings import DecontaminateSettings
 from corpus.decontaminate import count, cut
@@ -69,27 +66,25 @@ def test_workers_and_shards_change_no_text_and_run_does_what_count_and_cut_do(tm
     assert [found["documents_in"] for found in figures] == [40, 0, 60]
 
 
-def test_counts_of_other_evaluation_sets_and_a_corpus_that_ends_empty_are_errors(tmp_path: Path) -> None:
-    decontaminate(tmp_path, [ITEM])
-    (tmp_path / "other.txt").write_text(prose(9, 20))
-    for name, error, said in (("other", InputError, "counts.json"), ("set", EmptyResultError, "1 contaminated")):
-        settings = DecontaminateSettings(files=[str(tmp_path / f"{name}.txt")])
-        with pytest.raises(error, match=said):
-            cut([tmp_path / "in.zst"], [tmp_path / "counts.json"], tmp_path / "new.zst", settings)
-    assert not (tmp_path / "new.zst").exists()
-
-
-def test_counts_of_shards_that_the_run_does_not_have_are_not_read(tmp_path: Path) -> None:
-    decontaminate(tmp_path, [f"{FILLER * 20}{ITEM}.", prose(1)])
+def test_counts_of_other_evaluation_sets_or_shards_are_not_read_and_a_corpus_that_ends_empty_is_an_error(
+    tmp_path: Path,
+) -> None:
+    decontaminate(tmp_path, [ITEM, f"{FILLER * 20}{ITEM}."])
     counted = read_json(tmp_path / "counts.json")
     stale = {**counted, "counts": dict.fromkeys(counted["counts"], 1000)}
     for name, content in (("0000", counted), ("0001", counted), ("0002", stale)):
         write_json(tmp_path / "counts" / f"{name}.counts.json", content)
+    (tmp_path / "other.txt").write_text(prose(9, 20))
     given = ("sum", "--counts", tmp_path / "counts", "--output", tmp_path / "sum.json")
-    evaluation = ("--files", tmp_path / "set.txt", "--counts", tmp_path / "sum.json")
+    cut = ("cut", "--input", tmp_path / "in.zst", "--output", tmp_path / "cut.zst", "--counts", tmp_path / "sum.json")
     for shards, left in (("2", False), ("3", True)):
         assert called("corpus.decontaminate", *given, "--shards", shards).returncode == 0
-        output = ("--input", tmp_path / "in.zst", "--output", tmp_path / "cut.zst")
-        assert called("corpus.decontaminate", "cut", *output, *evaluation).returncode == 0
+        assert called("corpus.decontaminate", *cut, "--files", tmp_path / "set.txt").returncode == 0
         assert any(ITEM in found["text"] for found in read_shard(tmp_path / "cut.zst")) == left
     assert_one_line_error(called("corpus.decontaminate", *given, "--shards", "5"), "0003.counts.json")
+    assert_one_line_error(called("corpus.decontaminate", *cut, "--files", tmp_path / "other.txt"), "sum.json")
+    decontaminate(tmp_path, [ITEM])
+    empty = ("cut", "--input", tmp_path / "in.zst", "--output", tmp_path / "new.zst", "--files", tmp_path / "set.txt")
+    ended = called("corpus.decontaminate", *empty, "--counts", tmp_path / "counts.json")
+    assert_one_line_error(ended, "1 contaminated")
+    assert not (tmp_path / "new.zst").exists()

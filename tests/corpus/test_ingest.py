@@ -2,6 +2,7 @@ import bz2
 import gzip
 import random
 import resource
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,24 @@ import pytest
 
 from common.errors import EmptyResultError, InputError
 from common.files import Document, read_lines, short_hash, write_json
-from common.settings import CleanSettings, DecontaminateSettings, DedupSettings, SourceSettings
+from common.settings import (
+    BlacklistSettings,
+    CleanSettings,
+    DecontaminateSettings,
+    DedupSettings,
+    ScrapeSettings,
+    SourceSettings,
+)
 from corpus.clean import clean
 from corpus.decontaminate import count, cut
 from corpus.dedup.__main__ import dedup
 from corpus.ingest import ingest
+from corpus.scrape.offline import extract_archives
+from corpus.scrape.warc import read_records
 from corpus.urls.url import document_id
-from tests.helpers import prose, read_shard
+from tests.corpus.scrape.shards import article
+from tests.helpers import prose, read_rejects, read_shard
+from tests.warc_records import http, record, write_warc
 
 WIKI = """<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="The "Quoted" Title">
 The "Quoted" Title
@@ -165,26 +177,98 @@ def test_bad_input_is_located_and_counted(tmp_path: Path, capsys: pytest.Capture
 
 def test_the_shard_of_a_document_depends_on_its_id_alone_and_workers_change_no_byte(tmp_path: Path) -> None:
     lines = [orjson.dumps({"text": prose(n, 20) if n % 20 else " ", "n": n}) for n in range(300)]
-    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines[:100], b"not json"]))
-    (tmp_path / "b.jsonl").write_bytes(b"\n".join(lines[100:]))
-    (tmp_path / "all.jsonl").write_bytes(b"\n".join([*lines[:100], b"not json", *lines[100:]]))
-    limits, written, found = resource.getrlimit(resource.RLIMIT_NOFILE), dict[int, list[list[bytes]]](), []
-    for workers, files in ((1, ["all"]), (2, ["all"]), (1, ["a", "b"]), (3, ["a", "b"])):
-        folder = tmp_path / f"{workers}{len(files)}"
-        outputs = [folder / f"{shard:04d}.jsonl.zst" for shard in range(200)]
+    lines.insert(100, b"not json")
+    for name, part in (("all", lines), ("a", lines[:101]), ("b", lines[101:])):
+        (tmp_path / f"{name}.jsonl").write_bytes(b"\n".join(part))
+    limits, shards, found = resource.getrlimit(resource.RLIMIT_NOFILE), [f"{n:04d}.jsonl.zst" for n in range(200)], []
+    for folder, workers, files in (("one", 1, ["all"]), ("workers", 3, ["all"]), ("files", 1, ["a", "b"])):
+        sources = [SourceSettings(path=str(tmp_path / f"{file}.jsonl")) for file in files]
+        outputs = [tmp_path / folder / name for name in shards]
         resource.setrlimit(resource.RLIMIT_NOFILE, (150, limits[1]))  # fewer than shards
         try:
-            sources = [SourceSettings(path=str(tmp_path / f"{file}.jsonl")) for file in files]
-            stats = ingest(sources, outputs, max_bad_share=0.1, rejects=folder / "rejects.zst", workers=workers)
+            rejects = tmp_path / folder / "rejects.zst"
+            stats = ingest(sources, outputs, max_bad_share=0.1, rejects=rejects, workers=workers)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert (stats.documents_out, stats.extra["bad_lines"], stats.reasons) == (285, 1, {"empty": 15})
-        paths = (*outputs, folder / "rejects.zst")
-        written.setdefault(len(files), []).append([path.read_bytes() for path in paths])
         found.append([[{**d, "origin": ""} for d in read_shard(path)] for path in outputs])
-    assert written[1][0] == written[1][1] and written[2][0] == written[2][1]
-    assert all(shards == found[0] for shards in found)  # one file or two: they differ in `origin` alone
+    for name in (*shards, "rejects.zst"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "workers" / name).read_bytes()
+    assert found[0] == found[1] == found[2]  # one file or two: they differ in `origin` alone
     order = {short_hash(prose(n, 20)): n for n in range(300)}
-    for number, path in enumerate(outputs):
-        found = [document["id"] for document in read_shard(path)]
-        assert all(int(name, 16) % 200 == number for name in found) and found == sorted(found, key=order.__getitem__)
+    for number, documents in enumerate(found[0]):
+        names = [document["id"] for document in documents]
+        assert all(int(name, 16) % 200 == number for name in names) and names == sorted(names, key=order.__getitem__)
+
+
+# --- WARC files, WET files and Common Crawl's lists of paths
+
+WET = [
+    record("", b"software: x", kind="warcinfo"),
+    *(
+        record(
+            f"http://{n}.example/", f"Größe {n}\n{prose(n)}".encode(), kind="conversion",
+            WARC_Date="2026-01-02T03:04:05Z", WARC_Identified_Content_Language="deu,eng",
+        )
+        for n in range(3)
+    ),
+    record("http://bad.example/", b"caf\xe9", kind="conversion"),
+]  # fmt: skip
+
+
+def url_at(path: Path, byte: int) -> str:
+    with path.open("rb") as file:
+        file.seek(byte)
+        return str(next(read_records(file, path, lambda found: found.rec_headers.get_header("WARC-Target-URI")))[2])
+
+
+@pytest.mark.parametrize("name", ["a.warc.wet.gz", "a.warc.wet", "a.wet.zst"])
+def test_wet_files_give_their_texts_with_date_and_languages(tmp_path: Path, name: str) -> None:
+    found = take(tmp_path, write_warc(tmp_path / name, *WET), name="cc")
+    places = [document.pop("origin").rpartition(":") for document in found]
+    assert [path for path, *_ in places] == [str(tmp_path / name)] * 3
+    assert [url_at(tmp_path / name, int(byte)) for *_, byte in places] == [document["url"] for document in found]
+    meta = {"source": "cc", "date": "2026-01-02T03:04:05Z", "language": "deu,eng"}
+    assert found == [
+        {"id": document_id(url), "text": f"Größe {n}\n{prose(n)}", "url": url, "meta": meta}
+        for n in range(3)
+        for url in [f"http://{n}.example/"]
+    ]
+
+
+def test_pages_of_warc_files_become_what_scrape_makes_of_them(tmp_path: Path) -> None:
+    pages = [http(article(n)) for n in range(4)] + [http(b"<p>"), http(b"", status="404 Gone"), http(article(0))]
+    urls = [f"https://one.example/{n % 6}" for n in range(7)]
+    dated = partial(record, WARC_Date="2026-01-02T03:04:05Z")
+    path = write_warc(tmp_path / "a.warc.gz", *map(dated, urls, pages), record("http://10.0.0.1/", http(article(9))))
+    extract_archives([path], tmp_path / "scraped.jsonl", ScrapeSettings(), BlacklistSettings())
+    (tmp_path / "b.txt").write_text("Beside it.")
+    sources = [SourceSettings(path=str(path)), SourceSettings(path=str(tmp_path / "b.txt"))]
+    for workers in (1, 2):
+        output, rejects = tmp_path / f"{workers}.jsonl.zst", tmp_path / f"{workers}.rejects.jsonl"
+        stats = ingest(sources, [output], workers=workers, rejects=rejects)
+        assert read_shard(output)[:-1] == read_shard(tmp_path / "scraped.jsonl")
+        reasons = [(found["url"], found["reason"]) for found in read_rejects(rejects)]
+        ends = [
+            (urls[4], "extract_empty"),
+            (urls[5], "http_404"),
+            (urls[6], "duplicate"),
+            ("http://10.0.0.1/", "private_host"),
+        ]
+        assert reasons == ends and (stats.documents_in, stats.documents_out) == (9, 5)
+        assert stats.extra["fetch_dates"] == {"first": "2026-01-02", "last": "2026-01-02", "pages": 4}
+    assert (tmp_path / "1.jsonl.zst").read_bytes() == (tmp_path / "2.jsonl.zst").read_bytes()
+
+
+def test_a_list_of_paths_stands_for_its_files_which_must_be_there(tmp_path: Path) -> None:
+    names = [f"crawl-data/CC-MAIN-2026-01/segments/{n}/wet/{n}.warc.wet.gz" for n in range(3)]
+    for name, place in zip(names, (names[0], "1.warc.wet.gz", names[2]), strict=True):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        write_warc(tmp_path / place, record(f"http://{name[-13]}.example/", name.encode(), kind="conversion"))
+    listed = tmp_path / "wet.paths.gz"
+    listed.write_bytes(gzip.compress("\n".join([names[2], *names[:2], ""]).encode()))
+    found = take(tmp_path, listed)
+    assert [one["text"] for one in found] == [names[2], *names[:2]]
+    (tmp_path / names[2]).unlink()
+    with pytest.raises(InputError, match=rf"wet\.paths\.gz: 1 of its 3 files are missing below .*, such as {names[2]}"):
+        take(tmp_path, listed)

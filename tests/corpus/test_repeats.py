@@ -2,6 +2,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from common.errors import InputError
 from common.files import Document, read_json
 from common.settings import RepeatsSettings
+from corpus.dedup.segments import Segments
 from corpus.dedup.signatures import normalised
 from corpus.repeats import count, cut, without
 from corpus.text import repeats
@@ -81,7 +83,7 @@ def test_exactly_what_a_dictionary_finds_is_cut(
     assert after == Counter({unit: times for unit, times in expected.items() if times})
 
 
-def test_which_text_survives_depends_on_no_shards_workers_memory_or_parts(
+def test_which_text_survives_depends_on_no_shards_workers_memory_or_parts_and_run_does_all_phases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["\n".join([prose(n % 7, 15), prose(n, 15), "", prose(n % 5, 30), prose(n % 11, 15)]) for n in range(90)]
@@ -94,12 +96,17 @@ def test_which_text_survives_depends_on_no_shards_workers_memory_or_parts(
         folder = tmp_path / f"{shards}{workers}"
         keys = {"units": ["lines", "paragraphs"], "memory_gb": memory}
         assert repeated(folder, split(documents, shards), workers, **keys) == one
-        hashes = repeats.read_repeats(folder / "all.repeats", "0").hash.tolist()
+        hashes = np.concatenate(Segments(folder / "all.repeats").mapped("hash")).tolist()
         assert len(hashes) == len(set(hashes)), "the parts of the range do not overlap"
-    folders = [tmp_path / "again", tmp_path / "41"]
-    repeated(folders[0], split(documents, 4), units=["lines", "paragraphs"])
-    for name in ("out", "rejects"):
-        assert len({(folder / f"2.{name}.zst").read_bytes() for folder in folders}) == 1
+    phases, run = tmp_path / "41", tmp_path / "run"
+    inputs = [phases / f"{number}.jsonl.zst" for number in range(4)]
+    keys = ("repeats.units=[lines, paragraphs]", "repeats.min_characters=0")
+    assert called("corpus.repeats", "run", "--input", *inputs, "--output-dir", run, *keys).returncode == 0
+    for number, path in enumerate(inputs):
+        assert (run / path.name).read_bytes() == (phases / f"{number}.out.zst").read_bytes()
+        assert (run / "rejects" / path.name).read_bytes() == (phases / f"{number}.rejects.zst").read_bytes()
+    assert len(list(run.iterdir())) == 4 + 4 + 1, "shards, statistics, rejects, and no hashes"
+    assert_one_line_error(called("corpus.repeats", "run", "--input", *inputs, "--output-dir", phases, *keys), "0.jsonl")
 
 
 def test_rejects_and_statistics_show_what_was_cut(tmp_path: Path) -> None:
@@ -150,18 +157,6 @@ def test_files_of_other_settings_and_changed_shards_are_one_line_errors(tmp_path
     assert_one_line_error(failed, "0.jsonl.zst: has changed")
     assert not (tmp_path / "new.zst").exists()
     assert_one_line_error(called("corpus.repeats", "cut", *given), "repeats.units")
-
-
-def test_run_does_what_the_three_phases_do(tmp_path: Path) -> None:
-    texts = [f"{prose(n)}\n{LINE}\n{prose(n % 3, 60)}" for n in range(12)]
-    shards = split([document(n, text) for n, text in enumerate(texts)], 2)
-    left = repeated(tmp_path / "phases", shards)
-    inputs = [tmp_path / "phases" / f"{number}.jsonl.zst" for number in range(2)]
-    keys = ("repeats.units=[lines]", "repeats.min_characters=0")
-    done = called("corpus.repeats", "run", "--input", *inputs, "--output-dir", tmp_path / "out", *keys)
-    assert done.returncode == 0, done.stderr
-    found = [one for number in range(2) for one in read_shard(tmp_path / f"out/{number}.jsonl.zst")]
-    assert sorted(found, key=lambda one: str(one["id"])) == left
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *("0.jsonl.zst", "1.jsonl.zst", "0.stats.json", "1.stats.json", "rejects")
-    }
+    given[1] = write_shard(tmp_path / "9.jsonl.zst", documents)
+    other = called("corpus.repeats", "cut", *given, "repeats.units=[lines]")
+    assert_one_line_error(other, "all.repeats: made without the shard 9")

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import EmptyResultError, InputError
+from common.errors import EmptyResultError
 from common.files import Document, document_writer, read_json
-from corpus.runner import Drop, Outcome, ShardStep
+from corpus.runner import Drop, Outcome, ShardStep, grouped
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 
 
@@ -34,15 +34,6 @@ def test_a_step_is_a_function_and_the_runner_does_the_rest_whatever_the_workers(
     assert stats["examples"]["short"] == rejects[:10]
 
 
-def test_bad_lines_are_counted_and_limited(tmp_path: Path) -> None:
-    (tmp_path / "in").write_text('{"id": "1", "text": "long enough"}\n{"id": "2"}\n')
-    stats = ShardStep("shout", [tmp_path / "in"], max_bad_share=0.5).run(shout, document_writer(tmp_path / "out"))
-    assert stats.extra == {"bad_lines": 1} and stats.documents_in == 1
-    with pytest.raises(InputError, match=r"in:2: .*1 of 2"):
-        ShardStep("shout", [tmp_path / "in"], max_bad_share=0.49).run(shout, document_writer(tmp_path / "no"))
-    assert not (tmp_path / "no").exists()
-
-
 def test_a_step_that_ends_empty_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     sources = [write_shard(tmp_path / "in", [document(1, "x")]), write_shard(tmp_path / "more", [])]
     for inputs, said in ((sources, r"in .*1 short"), (sources[1:], "more")):
@@ -51,3 +42,7 @@ def test_a_step_that_ends_empty_says_why_and_leaves_nothing(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "more"]
     ShardStep("shout", sources, allow_empty=True).run(shout, document_writer(tmp_path / "out"))
     assert read_shard(tmp_path / "out") == []
+
+
+def test_items_are_grouped_until_their_sizes_reach_the_limit() -> None:
+    assert list(grouped([3, 1, 5, 1, 1], int, 4)) == [[3, 1], [5], [1, 1]]

@@ -41,7 +41,7 @@ def test_everything_that_a_configuration_names_is_checked_before_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for module in ("workflow.checks", "corpus.text.filters", "corpus.text.fasttext", "training.metrics.boards"):
+    for module in ("workflow.checks", "corpus.text.filters", "training.metrics.boards"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     for name in ("folder", "pointer"):
         Path(name).mkdir()

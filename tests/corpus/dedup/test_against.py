@@ -46,7 +46,9 @@ def test_earlier_documents_win_and_are_neither_paired_nor_removed(tmp_path: Path
     earlier = signed(tmp_path / "earlier", old, shards=3)
     before = {path: path.read_bytes() for path in earlier.rglob("*") if path.is_file()}
     rules = DedupSettings(against=[earlier], memory_gb=memory)
-    found = survivor_ids(run(tmp_path / "new", [new[::2], new[1::2]], rules=rules))
+    documents, figures = run(tmp_path / "new", [new[::2], new[1::2]], rules=rules)
+    found = {one["id"]: one.get("survivor", one["id"]) for one in documents}
+    assert (figures["edges"], figures["candidate_pairs"]) == (5, 3), "no pair of earlier documents"
     gone = {name: best for name, best in found.items() if name != best}
     survivor_of_103 = min((f"{103:016x}", f"{104:016x}"))
     longest = max((old[3], old[-1]), key=lambda found: len(found["text"]))["id"]
@@ -59,7 +61,7 @@ def test_earlier_documents_win_and_are_neither_paired_nor_removed(tmp_path: Path
     assert {path: path.read_bytes() for path in before} == before
     (tmp_path / "moved").mkdir()
     earlier.rename(tmp_path / "moved/run")
-    again = survivor_ids(run(tmp_path / "again", [new], rules=DedupSettings(against=[tmp_path / "moved/run"])))
+    again = survivor_ids(tmp_path / "again", [new], rules=DedupSettings(against=[tmp_path / "moved/run"]))
     assert again == found, "a moved run is found where it is, and shards make no difference"
 
 

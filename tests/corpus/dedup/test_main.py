@@ -43,7 +43,8 @@ def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(tmp
             clusters.write_bytes(damaged)
             result = called("corpus.dedup", *arguments)
             if result.returncode == 0:  # the damage is in what belongs to other shards
-                assert (tmp_path / "1" / first.name).read_bytes() == (tmp_path / "run" / first.name).read_bytes()
+                for name in (first.name, f"removed/{first.name}"):
+                    assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
                 (tmp_path / "1" / first.name).unlink()
             else:
                 assert_one_line_error(result, "all.clusters")
@@ -53,7 +54,9 @@ def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(tmp
     assert not (tmp_path / "1" / first.name).exists()
 
 
-def test_without_documents_the_step_that_dropped_them_all_is_named_with_its_reasons(tmp_path: Path) -> None:
+def test_without_documents_the_step_that_dropped_them_all_is_named_and_two_inputs_of_one_name_are_refused(
+    tmp_path: Path,
+) -> None:
     shard, work = write_shard(tmp_path / "clean/0000.jsonl.zst", []), tmp_path / "dedup/work"
     Stats("clean", documents_in=3, reasons=Counter(language=2, short=1)).finish(tmp_path / "clean/0000.stats.json")
     Stats("clean", 9, 9).finish(tmp_path / "clean/0001.stats.json")  # of a configuration with more shards
@@ -61,3 +64,7 @@ def test_without_documents_the_step_that_dropped_them_all_is_named_with_its_reas
     why = f"no documents in 1 shard(s); of 3 in {tmp_path}/clean, all were dropped (2 language, 1 short)"
     assert_one_line_error(called(main, "bands", "--work", work, "--shards", 1, "--part", "0/1"), why)
     assert_one_line_error(called(main, "run", "--input", shard, "--output-dir", tmp_path / "dedup"), why)
+    assert not list((tmp_path / "dedup").glob("*.zst"))
+    twice = (shard, write_shard(tmp_path / "other/0000.jsonl.zst", planted(1)))
+    same_name = called(main, "run", "--input", *twice, "--output-dir", tmp_path / "out")
+    assert_one_line_error(same_name, "0000.jsonl.zst: two inputs have this file name")

@@ -1,5 +1,4 @@
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,39 +41,35 @@ def synthetic(folder: Path, count: int, settings: DedupSettings = SETTINGS) -> l
     return paths
 
 
-def bands(signatures: Signatures, folder: Path) -> None:
-    count = write_pairs(signatures, folder / "0.pairs", SETTINGS, 0, 1)
-    assert count == signatures.count // 10 * SETTINGS.bands
-
-
-def clusters(signatures: Signatures, folder: Path) -> None:
-    figures = write_clusters(signatures, [folder / "0.pairs"], [folder / "0.edges"], folder / "all.clusters", SETTINGS)
-    assert figures["cluster_sizes"] == {"1": signatures.count // 10 * 8, "2": signatures.count // 10}
-
-
-def edges(signatures: Signatures, folder: Path) -> None:
-    with write_segments(folder / "0.edges", {"candidates": 0, "signatures": signatures.digest}) as file:
-        for start in range(0, signatures.count, 20_000):
+def peaks(folder: Path, count: int) -> list[int]:
+    """Bytes of memory at most while `count` documents are paired, and while they are joined into clusters."""
+    folder.mkdir()
+    signatures, found = Signatures(synthetic(folder, count), SETTINGS), list[int]()
+    pairs, edges = folder / "0.pairs", folder / "0.edges"
+    with write_segments(edges, {"candidates": 0, "signatures": signatures.digest}) as file:
+        for start in range(0, count, 20_000):
             first = np.arange(start, start + 20_000, 10)
             file.append("edges", np.stack([first, first + 1], axis=1).ravel())
 
+    def bands() -> None:
+        assert write_pairs(signatures, pairs, SETTINGS, 0, 1) == count // 10 * SETTINGS.bands
 
-def peak(work: Callable[[Signatures, Path], None], signatures: Signatures, folder: Path) -> int:
-    tracemalloc.start()
-    try:
-        work(signatures, folder)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    def clusters() -> None:
+        figures = write_clusters(signatures, [pairs], [edges], folder / "all.clusters", SETTINGS)
+        assert figures["cluster_sizes"] == {"1": count // 10 * 8, "2": count // 10}
+
+    for work in (bands, clusters):
+        tracemalloc.start()
+        try:
+            work()
+            found.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    return found
 
 
 def test_four_times_the_documents_take_no_more_memory(tmp_path: Path) -> None:
-    peaks = []
-    for count in (20_000, 60_000, 240_000):  # the first run imports libraries
-        (tmp_path / str(count)).mkdir()
-        signatures = Signatures(synthetic(tmp_path / str(count), count), SETTINGS)
-        edges(signatures, tmp_path / str(count))
-        peaks.append([peak(phase, signatures, tmp_path / str(count)) for phase in (bands, clusters)])
-    for small, large in zip(*peaks[1:], strict=True):
+    _, *both = [peaks(tmp_path / str(count), count) for count in (20_000, 60_000, 240_000)]  # the first imports
+    for small, large in zip(*both, strict=True):
         # clusters know a byte of each document; without parts 240,000 would take 48 MB in bands
         assert large < 1.3 * small + 240_000

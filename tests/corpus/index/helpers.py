@@ -5,17 +5,21 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from corpus.index import IndexedDataset, IndexWriter, Meta, token_dtype
+import numpy as np
+
+from corpus.index import IndexedDataset, IndexWriter, Meta
 
 META = Meta(vocab_size=50257, end_of_text=50256)
 CODES = {"B": 1, "b": 2, "h": 3, "i": 4, "q": 5, "H": 8}  # of the struct module -> of the format
 
 
-def written(prefix: Path, documents: Sequence[Sequence[int]], meta: Meta | None = META) -> IndexedDataset:
+def written(
+    prefix: Path, documents: Sequence[Sequence[int]], meta: Meta | None = META, dtype: str = "<u2"
+) -> IndexedDataset:
     """A dataset of ours, written one document at a time."""
-    with IndexWriter(prefix, token_dtype(50257), meta) as index:
+    with IndexWriter(prefix, dtype, meta) as index:
         for tokens in documents:
-            index.add_document(tokens)
+            index.add_document(np.array(tokens, np.int64))
     return IndexedDataset(prefix)
 
 

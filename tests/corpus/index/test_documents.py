@@ -1,6 +1,5 @@
 """PREFIX.docs: what it says of each document, through tokenize and merge_index."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InputError
-from common.files import Document, document_writer
+from common.files import Document
 from common.settings import TokenizeSettings
 from corpus.index import IndexedDataset, IndexWriter, Meta, suffixed
 from corpus.index.documents import DocumentTable
 from corpus.merge_index import merge_index
 from corpus.tokenize import tokenize
 from corpus.urls.url import document_id
+from tests.corpus.index.helpers import files, written
+from tests.helpers import write_shard
 
 META = Meta(vocab_size=300, end_of_text=299)
 _DOCUMENT = st.fixed_dictionaries(
@@ -75,10 +76,7 @@ def test_tokenize_writes_a_row_for_each_document_it_keeps(tmp_path: Path) -> Non
         {"id": "00000000000000aa", "text": "short", "origin": "a.jsonl:2"},
         {"id": "00000000000000ab", "text": "long " * 200, "origin": "a.jsonl:3"},
     ]
-    with document_writer(tmp_path / "0000.jsonl.zst") as write:
-        for document in documents:
-            write(document)
-    tokenize([tmp_path / "0000.jsonl.zst"], tmp_path / "0003", TokenizeSettings())
+    tokenize([write_shard(tmp_path / "0000.jsonl.zst", documents)], tmp_path / "0003", TokenizeSettings())
     table = DocumentTable(tmp_path / "0003_text_document")
     assert [tuple(table[number]) for number in range(len(table))] == [
         (0, document_id(url), url, "0003", ""),
@@ -90,10 +88,10 @@ def test_tokenize_writes_a_row_for_each_document_it_keeps(tmp_path: Path) -> Non
         table.of_url("corner")
 
 
-def test_shards_of_another_tool_have_no_table_and_neither_has_the_whole(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "a", [{"id": "0" * 16}])
-    with IndexWriter(tmp_path / "b", "u2", META) as index:
-        index.add_document([1, 299])
+def test_a_table_changes_no_other_file_and_a_merge_has_one_only_if_all_shards_have(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "a", [{"id": "0" * 16}] * 3)
+    written(tmp_path / "b", [[number, 299] for number in range(3)], META)  # as of another tool
+    assert files(tmp_path / "a") == files(tmp_path / "b")
     write_dataset(tmp_path / "all", [{"id": "1" * 16}])  # an older one must not stay
     merge_index([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
     with pytest.raises(InputError, match=r"all\.docs: no such file: a dataset of another tool"):
@@ -109,13 +107,3 @@ def test_a_damaged_table_is_named(damage: str, tmp_path: Path) -> None:
     message = "belongs to another dataset" if damage == "of another dataset" else "damaged"
     with pytest.raises(InputError, match=rf"a\.docs: {message}"):
         DocumentTable(tmp_path / "a")
-
-
-def test_the_dataset_has_the_bytes_that_it_has_without_the_table(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "a", [{"id": "0" * 16}] * 3)
-    with IndexWriter(tmp_path / "b", "u2", META) as index:
-        for number in range(3):
-            index.add_document([number, 299])
-    for suffix in (".bin", ".idx", ".json"):
-        a, b = (hashlib.sha256(suffixed(tmp_path / name, suffix).read_bytes()).digest() for name in "ab")
-        assert a == b

@@ -10,17 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.progress import Meter
-from corpus.index import IndexedDataset, IndexWriter, content_of
+from corpus.index import IndexedDataset, content_of
 from corpus.index.ngrams import SHORTEST, Match, Ngrams, longest_spans, open_ngrams, write_ngrams
+from tests.corpus.index.helpers import written
 
 WORD = st.integers(0, 2)  # few words, so that much is equal
-
-
-def write(prefix: Path, documents: list[list[int]], kind: str = "<u2") -> IndexedDataset:
-    with IndexWriter(prefix, kind) as writer:
-        for document in documents:
-            writer.add_document(np.array(document, kind))
-    return IndexedDataset(prefix)
 
 
 def found_by(ngrams: Ngrams, dataset: IndexedDataset, query: list[int]) -> list[Match]:
@@ -67,7 +61,7 @@ def test_matches_and_spans_are_those_of_a_comparison_of_every_place(
     # and a text across a border of documents, so that there is something to find
     query = [*(word + large for word in query), *[word for document in documents for word in document][copied:][:30]]
     with TemporaryDirectory() as folder:
-        dataset = write(Path(folder) / "d", documents, kind)
+        dataset = written(Path(folder) / "d", documents, None, kind)
         write_ngrams(Path(folder) / "index", Path(folder) / "d.bin", dataset.dtype, "content", part)
         found = found_by(Ngrams(Path(folder) / "index"), dataset, query)
     assert {(match.first, match.end): match.places for match in found} == extents(documents, query)
@@ -88,7 +82,7 @@ def test_matches_and_spans_are_those_of_a_comparison_of_every_place(
 
 def test_an_index_is_made_once_and_again_for_other_tokens(tmp_path: Path) -> None:
     prefix, words = tmp_path / "d", list(range(40))
-    dataset = write(prefix, [words[:20], words[20:]])
+    dataset = written(prefix, [words[:20], words[20:]])
     for expected in ([(12, 20), (20, 28)], [(12, 28)]):
         query = words[12:28]
         found = found_by(open_ngrams(prefix, dataset.dtype, content_of(prefix)), dataset, query)
@@ -98,12 +92,12 @@ def test_an_index_is_made_once_and_again_for_other_tokens(tmp_path: Path) -> Non
         assert (tmp_path / "elsewhere").read_bytes() == (tmp_path / "d.ngrams").read_bytes()
         open_ngrams(prefix, dataset.dtype, content_of(prefix))
         assert (tmp_path / "d.ngrams").stat() == made
-        dataset = write(prefix, [[9, 9, *words]])
+        dataset = written(prefix, [[9, 9, *words]])
 
 
 def test_a_build_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix = tmp_path / "d"
-    dataset = write(prefix, [list(range(40))])
+    dataset = written(prefix, [list(range(40))])
     before = sorted(tmp_path.iterdir())
 
     def stop(*_: object) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 from common.files import read_json
@@ -40,7 +41,8 @@ def test_documents_count_for_their_domain_and_their_file_and_the_largest_domains
         url = {"url": f"http://h{number}.d{number % 5}.example/"} if number % 4 in (0, 2) else {}
         origin = {"origin": f"{'books.jsonl' if number % 4 == 1 else 'dump.warc.gz'}:7"} if number % 4 in (1, 2) else {}
         documents.append({"id": f"{number:x}", **url, **origin})
-    with DocumentWriter(prefix.parent) as table, suffixed(prefix, ".docs").open("wb") as file:
+    with ExitStack() as stack, suffixed(prefix, ".docs").open("wb") as file:
+        table = DocumentWriter(prefix.parent, stack)
         table.add(documents, "0000")
         table.finish(file, read_json(suffixed(prefix, ".json"))["bin"])
     for other in trace.prefixes[1:]:  # as of another tool
