@@ -19,9 +19,9 @@ from cluster.jobs import (
     FINAL,
     Job,
     State,
-    ask_slurm,
     current_state,
     progress,
+    query_jobs,
     read_job,
     read_state,
     require_folder,
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if job is None:
         print(f"{folder.name}: no job was submitted for it")
         return 0
-    before = current_state(folder, job, ask_slurm([job]))
+    before = current_state(folder, job, query_jobs([job]).get(job.id))
     if before.state in FINAL:
         print(f"{folder.name}: nothing to cancel, job {job.id} is not alive: {before}")
         return 0

@@ -128,6 +128,11 @@ class Task:
                 self.ended[event["end"]] = event
 
     @property
+    def array(self) -> str:
+        """Slurm's id of its batch; empty if unknown."""
+        return self.job.partition("_")[0]
+
+    @property
     def log(self) -> Path:
         """The log of the task and of Slurm itself."""
         return self.folder.parent.parent / "logs" / FOLDER / f"{self.folder.name}_{self.index}.log"

@@ -63,9 +63,8 @@ class Site:
 def site(tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A Slurm whose jobs finish at once."""
     made = Site(fake, tmp_path)
-    for module in ("autotune", "jobs"):
-        times = SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.clock, time=lambda: made.clock)
-        monkeypatch.setattr(f"cluster.{module}.time", times)
+    times = SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.clock, time=lambda: made.clock)
+    monkeypatch.setattr("cluster.jobs.time", times)
     return made
 
 

@@ -12,7 +12,7 @@ import pytest
 from submitit.helpers import DelayedSubmission
 
 from cluster import TrainingJob
-from cluster.jobs import Job, ask_slurm, read_job, read_state, write_job
+from cluster.jobs import Job, query_jobs, read_job, read_state, write_job
 from cluster.submission import job_name
 from cluster.submit import describe, main, submit
 from common.config import load_settings
@@ -270,7 +270,7 @@ def test_a_controller_on_this_machine_is_told_from_another_process_with_its_numb
         folder = model_folder(tmp_path)
         write_job(folder, job)
         assert submit(settings(tmp_path, {"data": 1}), "tiny") == job == read_job(folder)
-        assert ask_slurm([job]) and not ask_slurm([Job(id=str(os.getpid()), executor="local", logs="LOGS")])
+        assert query_jobs([job]) and not query_jobs([Job(id=str(os.getpid()), executor="local", logs="LOGS")])
         sleeper.kill()
         sleeper.wait()
-    assert not ask_slurm([job])
+    assert not query_jobs([job])

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from cluster.jobs import Job, State, write_state
-from cluster.wait import wait
+from cluster.submit import wait
 from common.errors import JobError
 from tests.cluster.fake_slurm import FakeSlurm
 from tests.cluster.helpers import at_each_look, finish, slurm_job, state_of
