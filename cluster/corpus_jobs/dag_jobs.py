@@ -102,6 +102,7 @@ def describe(job: Any, settings: Settings) -> ShardJob:
         shell=executable,
         threads=job.threads,
         logs=[str(path) for path in job.log],
+        context=batches.context(os.environ),
     )
     return ShardJob(job, shard, request_of(job, settings.cluster), again=job.attempt > 1)
 
@@ -133,8 +134,8 @@ def task_failure(where: str, state: str, task: Task) -> str:
     return f"{where} at its limit of {task.request.mem_mb} MB" if state == "OUT_OF_MEMORY" else where
 
 
-def last_line(log: Path) -> str:
-    """The last line of a task's log, for an error message; empty if there is none."""
+def last_lines(log: Path) -> str:
+    """The last five lines of a task's log, for an error message; empty if there are none."""
     try:
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     except OSError:

@@ -25,7 +25,7 @@ class OrphanedJobs:
 
     def __init__(self, settings: Settings, needed: Iterable[Any]) -> None:
         """`needed`: the jobs of the DAG that will run."""
-        self._settings, self._context = settings, batches.context(os.environ)
+        self._settings = settings
         self._cancelled: set[Task] = set()
         self._shards: dict[str, tuple[Task, int]] = {}
         self.claimed: list[tuple[ShardJob, Task, int]] = []
@@ -48,7 +48,7 @@ class OrphanedJobs:
     def decide(self, item: ShardJob, task: Task, number: int, job: QueuedJob | None) -> Verdict:
         """Decide about a claimed job; `job` is its task in Slurm's queue."""
         task.read()
-        same = item.shard == task.shards[number] and self._context == task.context
+        same = item.shard == task.shards[number]
         inputs = [*item.job.input, *steps.read_by(item.job.rule.name, self._settings)]
         result = task.ended.get(number)
         if result is not None:

@@ -49,8 +49,8 @@ def read_events(path: str, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     return events, offset + len(whole)
 
 
-class Task:
-    """One Slurm task: its list, its results, and the command that runs."""
+class Runner:
+    """Works on the list of one Slurm task: its results, and the command that runs."""
 
     def __init__(self, folder: str, index: int, job: str, restarts: int) -> None:
         self.folder, self.index, self.job, self.restarts = folder, index, job, restarts
@@ -164,12 +164,12 @@ def main(folder: str) -> int:
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     index = int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
     job = f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID", "")
-    task = Task(folder, index, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+    runner = Runner(folder, index, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGALRM})
-    signal.signal(signal.SIGTERM, task.stop)
-    signal.signal(signal.SIGALRM, task.watch)
+    signal.signal(signal.SIGTERM, runner.stop)
+    signal.signal(signal.SIGALRM, runner.watch)
     signal.setitimer(signal.ITIMER_REAL, WATCH, WATCH)
-    return task.run()
+    return runner.run()
 
 
 if __name__ == "__main__":
