@@ -9,7 +9,7 @@ soon as its task has written the result. A shard's command runs directly in the 
 
 Success and failure are read from the result files. squeue is asked once per interval for all arrays, and only to find
 tasks that ended without finishing their list; sacct is never asked. What a Snakemake that died has left in Slurm is
-adopted, or cancelled before the same shard runs again (`orphans`).
+adopted, or cancelled before the same shard runs again (`dag_jobs.OrphanedJobs`).
 
 All work is done in one thread: `run_job` only hands a job over to it.
 """
@@ -32,8 +32,7 @@ from snakemake_interface_executor_plugins.settings import CommonSettings, Execut
 from cluster import slurm
 from cluster.corpus_jobs import batches, dag_jobs
 from cluster.corpus_jobs.batches import Request, Task
-from cluster.corpus_jobs.dag_jobs import PendingJobs, ShardJob, time_limit
-from cluster.corpus_jobs.orphans import OrphanedJobs
+from cluster.corpus_jobs.dag_jobs import OrphanedJobs, PendingJobs, ShardJob, time_limit
 from cluster.slurm import RefusedError
 from common.errors import USER_ERROR, InputError, JobError, ToolkitError
 from common.settings import Settings

@@ -28,7 +28,6 @@ from typing import Any
 
 WATCH = 5.0  # seconds between two checks whether this task is still wanted
 TAKEOVER = 3 * WATCH  # seconds in which an older copy of a requeued task notices the new one and leaves
-GRACE = 20.0  # seconds between SIGTERM and SIGKILL for a command that is no longer wanted
 _LONGEST_ARGUMENT = 100_000  # bytes; the kernel allows 131,072
 _THREADS = (
     "OMP_NUM_THREADS GOTO_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS VECLIB_MAXIMUM_THREADS NUMEXPR_NUM_THREADS"
@@ -57,7 +56,6 @@ class Runner:
         self.results = f"{folder}/{index}.results"
         self.stopping = False
         self.child: subprocess.Popen[bytes] | None = None
-        self.kill_at = float("inf")
 
     def record(self, **event: object) -> None:
         """Append an event; it is on disk when this returns."""
@@ -89,10 +87,7 @@ class Runner:
     def watch(self, *_: object) -> None:
         """Stop if this task is no longer wanted."""
         if not self.stopping and not self.wanted():
-            self.kill_at = time.monotonic() + GRACE
             self.stop()
-        elif time.monotonic() > self.kill_at:
-            self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> bool:
         """Signal the running command and all that it started; returns whether any of it is alive."""

@@ -27,20 +27,15 @@ def test_a_snapshot_keeps_the_code_and_the_settings_of_its_day(tmp_path: Path, s
     source.write_text("old")
     first = make_snapshot(settings(tmp_path / "run"), tmp_path)
     assert (first / "code" / ".commit").read_text() == "abc123"
-    source.write_text("new")
-    second = make_snapshot(settings(tmp_path / "run"), tmp_path)
-    third = make_snapshot(settings(tmp_path / "other"), tmp_path)
-    assert len({first, second, third}) == 3
-    assert [(path / "code/training/trainer.py").read_text() for path in (first, second, third)] == ["old", "new", "new"]
-    assert yaml.safe_load((first / "settings.yaml").read_text())["run"] == str(tmp_path / "run")
-
-
-def test_equal_content_is_one_snapshot_and_an_unfinished_one_is_made_again(tmp_path: Path, sources: Path) -> None:
-    first = make_snapshot(settings(tmp_path / "run"), tmp_path)
     (sources / "training" / "__pycache__").mkdir()
     (sources / "training" / "__pycache__" / "trainer.pyc").write_bytes(b"compiled")
     assert make_snapshot(settings(tmp_path / "run"), tmp_path) == first and not list(first.rglob("__pycache__"))
-    first.rename(first.with_name(f"{first.name}.tmp"))
-    (first.with_name(f"{first.name}.tmp") / "code" / "half.py").touch()
-    assert make_snapshot(settings(tmp_path / "run"), tmp_path) == first
-    assert not (first / "code" / "half.py").exists() and (first / "code/training/__init__.py").exists()
+    source.write_text("new")
+    unfinished = first.with_name(f"{make_snapshot(settings(tmp_path / 'run'), tmp_path).name}.tmp")
+    unfinished.with_suffix("").rename(unfinished)
+    (unfinished / "code" / "half.py").touch()
+    second = make_snapshot(settings(tmp_path / "run"), tmp_path)
+    third = make_snapshot(settings(tmp_path / "other"), tmp_path)
+    assert len({first, second, third}) == 3 and not (second / "code" / "half.py").exists()
+    assert [(path / "code/training/trainer.py").read_text() for path in (first, second, third)] == ["old", "new", "new"]
+    assert yaml.safe_load((first / "settings.yaml").read_text())["run"] == str(tmp_path / "run")

@@ -50,21 +50,20 @@ def test_a_line_shows_how_far_a_training_is_and_how_long_it_takes(
     assert line.split() == expected.split()
 
 
-def test_a_training_that_hangs_names_the_collective_call(folders: list[Path], fake: FakeSlurm) -> None:
+def test_a_collective_call_that_hangs_and_the_documents_of_the_last_spike_are_named(
+    folders: list[Path], fake: FakeSlurm
+) -> None:
     slurm_job(folders[0], fake)
     beat = {"done": 20, "loss": 7.5, "seconds_left": 3600, "time": 2, "hangs_in": "nccl:all_reduce 8 of mesh_dp"}
     (folders[0] / "heartbeat" / "1000" / "rank_00000.json").write_text(json.dumps(beat))
-    assert rows(folders[0])[0]["reason"] == "hangs in nccl:all_reduce 8 of mesh_dp"
-
-
-def test_the_documents_of_the_last_spike_are_named(folders: list[Path], tmp_path: Path, command: Command) -> None:
     (folders[0] / "blame").mkdir()
     for iteration in (12, 20):
         record = {"iteration": iteration, "worst": [f"http://h.example/{iteration}", "a", "b", "c"]}
         (folders[0] / f"blame/iter_{iteration:07d}.json").write_text(json.dumps(record))
-    assert rows(folders[0])[0]["spikes"] == 2 and rows(folders[0])[0]["worst"][0] == "http://h.example/20"
-    line = command("cluster.status", folders[0], cwd=tmp_path).stdout.splitlines()[-1]
-    assert line == "a: spikes 2, last in http://h.example/20, a, b"
+    (found,) = rows(folders[0])
+    assert found["reason"] == "hangs in nccl:all_reduce 8 of mesh_dp"
+    assert found["spikes"] == 2 and found["worst"][0] == "http://h.example/20"
+    assert called(main, folders[0]).stdout.splitlines()[-1] == "a: spikes 2, last in http://h.example/20, a, b"
 
 
 def test_all_jobs_are_shown_with_their_reasons_after_one_call_of_squeue(folders: list[Path], fake: FakeSlurm) -> None:

@@ -61,6 +61,10 @@ def test_every_key_of_a_site_becomes_its_directive_and_is_absent_by_default(tmp_
     assert {key: asked[key] for key in wanted} == wanted
     always = "cpus-per-task job-name nodes ntasks-per-node open-mode output requeue signal time"
     assert set(directives(script(tmp_path))) == set(always.split())
+    own = ["--partition=new", "--no-requeue", "--signal=TERM@60"]
+    asked = directives(script(tmp_path, partition="gpu", sbatch=own))
+    assert (asked["partition"], asked["signal"], asked["no-requeue"]) == ("new", "TERM@60", "")
+    assert "requeue" not in asked, "options of the site win over ours"
 
 
 def test_a_model_may_ask_for_other_nodes_than_the_others(tmp_path: Path, fake: FakeSlurm) -> None:
@@ -145,42 +149,30 @@ def test_percent_signs_in_folders_reach_slurm_escaped_and_those_that_submitit_re
         script(tmp_path / "100%all")
 
 
-def test_options_of_the_site_win_over_ours(tmp_path: Path) -> None:
-    asked = directives(
-        script(tmp_path, partition="gpu", sbatch=["--partition=new", "--no-requeue", "--signal=TERM@60"])
-    )
-    assert (asked["partition"], asked["signal"], asked["no-requeue"]) == ("new", "TERM@60", "")
-    assert "requeue" not in asked
-
-
-def test_slurm_runs_a_training_job_through_submitit_whatever_a_wrapper_of_sbatch_prints(
-    tmp_path: Path, fake: FakeSlurm
-) -> None:
+def test_slurm_runs_a_training_job_through_submitit_and_it_is_recorded(tmp_path: Path, fake: FakeSlurm) -> None:
+    """Whatever a wrapper of sbatch prints, and if the submitter is killed after sbatch."""
     fake.behave(prints="Welcome! This replaces job 4711\n{};cluster")
-    folder, job = model_folder(tmp_path), submit(settings(tmp_path, executor="slurm"), "tiny")
-    assert [job.id] == [one.id for one in fake.jobs()]
-    found = DelayedSubmission.load(folder / "logs" / f"{job.id}_submitted.pkl").function
-    assert found == TrainingJob(f"{job.snapshot}/settings.yaml", "tiny", requeue=False)
-    kept = {f"{job.id}_submission.sh", f"{job.id}_submitted.pkl", "submission.out"}
-    assert {path.name for path in (folder / "logs").iterdir()} == kept
-    # a submitter that was killed after sbatch: the script itself puts the pickle in its place
-    (folder / "logs" / f"{job.id}_submitted.pkl").unlink()
-    fake.run(job.id)
-    assert DelayedSubmission.load(folder / "logs" / f"{job.id}_submitted.pkl").function == found
-
-
-def test_a_job_is_recorded_with_its_script_and_its_state(tmp_path: Path, fake: FakeSlurm) -> None:
-    ours = settings(tmp_path, executor="slurm")
-    folder = model_folder(tmp_path)
-    for name in ("done.json", "stop", "stopped"):
-        (folder / name).write_text("{}")
+    folder, ours = model_folder(tmp_path), settings(tmp_path, executor="slurm")
+    earlier = [folder / name for name in ("done.json", "stop", "stopped")]
+    for path in earlier:
+        path.write_text("{}")
     job = submit(ours, "tiny")
-    state = read_state(folder, job)
-    assert read_job(folder) == job and state is not None and state.state == "queued"
-    assert (folder / "logs" / f"{job.id}_submission.sh").read_text() == fake.job(job.id).script
-    assert not any((folder / name).exists() for name in ("done.json", "stop", "stopped")), "those of an earlier job"
+    state, (queued,) = read_state(folder, job), fake.jobs()
+    assert (queued.id, queued.name) == (job.id, job_name(ours, "tiny")) and read_job(folder) == job
+    assert state is not None and state.state == "queued" and not any(path.exists() for path in earlier)
+    pickle, script = (folder / "logs" / f"{job.id}_{name}" for name in ("submitted.pkl", "submission.sh"))
+    found = DelayedSubmission.load(pickle).function
+    assert found == TrainingJob(f"{job.snapshot}/settings.yaml", "tiny", requeue=False)
+    assert script.read_text() == queued.script
+    assert {*(folder / "logs").iterdir()} == {pickle, script, folder / "logs/submission.out"}
+    pickle.unlink()  # a submitter that was killed after sbatch: the script itself puts it in its place
+    fake.run(job.id)
+    assert DelayedSubmission.load(pickle).function == found
+
+
+def test_the_name_of_a_job_is_readable_and_unique_for_its_folder(tmp_path: Path) -> None:
     names = [job_name(settings(tmp_path / name), "tiny") for name in ("a/my run", "b/my run", "a/my run")]
-    assert names[0] == names[2] != names[1] and fake.job(job.id).name == job_name(ours, "tiny")
+    assert names[0] == names[2] != names[1]
     assert all(re.fullmatch(r"my_run-tiny-[0-9a-f]{8}", name) for name in names)
 
 
