@@ -18,21 +18,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cluster import slurm
+from cluster import jobs, slurm
 from cluster.cancel import cancel
 from cluster.job_end import requeue_dead
-from cluster.jobs import (
-    FINAL,
-    Job,
-    State,
-    log_tail,
-    progress,
-    query_jobs,
-    read_job,
-    states,
-    write_job,
-    write_state,
-)
+from cluster.jobs import FINAL, Job, State
 from cluster.submission import job_name, make_snapshot, nodes_and_tasks, remove_marks, slurm_executor, start
 from cluster.training_job import TrainingJob
 from common import cli
@@ -55,9 +44,9 @@ def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
 
     Raises JobError if there is no record and the controller is silent.
     """
-    job = read_job(folder)
+    job = jobs.read_job(folder)
     if job is not None:
-        queued = query_jobs([job]).get(job.id)
+        queued = jobs.query_jobs([job]).get(job.id)
         if queued is not None and queued.active:  # or a silent controller: it may be alive
             return job
     if settings.cluster.executor != "slurm":
@@ -71,7 +60,7 @@ def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
     found = Job(unrecorded[-1].id, "slurm", str(folder / "logs"), name)
     if unrecorded[-1].state == "PENDING":
         remove_marks(folder, time.time_ns())
-    write_job(folder, found)
+    jobs.write_job(folder, found)
     return found
 
 
@@ -149,7 +138,7 @@ def wait(name: str, folder: Path, job: Job, max_restarts: int) -> None:
         return
     if state.state == "cancelled":
         raise JobError(f"{name}: job {job.id} {state}; python -m cluster.submit starts it again")
-    path, lines = log_tail(job)
+    path, lines = jobs.log_tail(job)
     quoted = "".join(f"\n    {line}" for line in lines if line.removeprefix("error: ") != state.reason)
     raise JobError(f"{name}: job {job.id} {state}; log: {path if path.exists() else job.logs}{quoted}")
 
@@ -157,15 +146,15 @@ def wait(name: str, folder: Path, job: Job, max_restarts: int) -> None:
 def _final_state(folder: Path, job: Job, max_restarts: int) -> State:
     """The state in which a job ends; recorded."""
     ticker = Ticker()
-    for state, queued in states(folder, job):
+    for state, queued in jobs.states(folder, job):
         if queued is not None and queued.unschedulable:
             slurm.cancel([job.id])
             state = replace(state, state="failed", reason=slurm.never_starts(queued))
         elif state.state == "failed" and not state.time and job.executor == "slurm":
             state = requeue_dead(folder, job, state, max_restarts)  # its batch script was killed
         if state.state in FINAL:
-            return state if state.time else write_state(folder, state)
-        ticker.show(partial(progress, folder, job, state))
+            return state if state.time else jobs.write_state(folder, state)
+        ticker.show(partial(jobs.progress, folder, job, state))
     raise AssertionError
 
 
