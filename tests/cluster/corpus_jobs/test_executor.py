@@ -217,6 +217,7 @@ def test_ctrl_c_cancels_the_jobs_and_the_next_run_goes_on(site: Site) -> None:
     first.send_signal(signal.SIGINT)
     assert first.wait() == 130 and site.fake.calls("scancel") == [["scancel", "1000"]], site.output
     wait_for(lambda: site.fake.job("1000").state == "CANCELLED")
+    assert len([*Path("results/x/slurm").glob("a.*/0.abandoned")]) == 1, "it ends by itself if Slurm does not answer"
     site.fake.behave(holds="before")
     second = site.start()
     wait_for(lambda: len(site.fake.calls("sbatch")) == 2)
