@@ -237,7 +237,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
     def _check_queue(self) -> None:
         """Find tasks that ended without finishing their list, and handle orphaned jobs."""
         tasks = {*self._open, *(task for _, task, _ in self._orphans.claimed)}
-        found = slurm.queue({task.job.split("_")[0] for task in tasks if task.job})
+        found = slurm.queue({task.array for task in tasks if task.job})
         if found is None:
             self._report_trouble("squeue", "Slurm's controller does not answer; waiting for it")
             return
@@ -300,7 +300,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
             task.abandoned.touch()
         others = {task.folder for task in self._open if task not in chosen}
         # a whole array by its own id: a command line of thousands of tasks would be too long
-        jobs = sorted({task.job if task.folder in others else task.job.split("_")[0] for task in chosen if task.job})
+        jobs = sorted({task.job if task.folder in others else task.array for task in chosen if task.job})
         try:
             if jobs:
                 slurm.cancel(jobs)

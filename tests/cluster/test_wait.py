@@ -78,3 +78,13 @@ def test_a_job_whose_script_was_killed_at_the_time_limit_goes_on(folder: Path, f
     at_each_squeue(fake, *[look] * 1000)
     wait("tiny", folder, job, 3)
     assert fake.job(job.id).restarts == 1
+
+
+def test_the_record_of_an_end_may_appear_after_the_job_has_left_slurm(
+    folder: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.jobs._LAG", 60)
+    job = slurm_job(folder, fake)
+    steps = (lambda: fake.change(job.id, state="COMPLETED"), bool, bool, lambda: finish(folder, fake, job))
+    at_each_squeue(fake, *steps)
+    wait("tiny", folder, job, 3)
