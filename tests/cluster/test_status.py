@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.corpus_jobs.batches import Request, Shard, accepted, write_batch
 from cluster.jobs import State
 from cluster.status import main
 from common.config import validate
+from common.settings import SiteSettings
 from tests.cluster.fake_slurm import FakeSlurm
 from tests.cluster.helpers import claim, slurm_job
 from tests.conftest import Command
@@ -104,3 +106,8 @@ def test_the_live_table_counts_the_shards_of_each_step(folders: list[Path], fake
     shown = called(main, "--watch").stdout
     assert [words[0] for words in fake.calls()] == ["squeue"] and re.search("^a +running ", shown, re.M)
     assert re.search("^clean .* 1/4 ", shown, re.M), "no temporary file, no shard of an older configuration"
+    shards = [Shard(name, name, "clean", "true", "/bin/bash", 1, []) for name in ("0001", "0003")]
+    accepted(write_batch(run, shards, [range(1), range(1, 2)], Request(1, 1, 1), SiteSettings()), "1001")
+    assert re.search("^clean .* 1/4 +- +- +- ", called(main).stdout, re.M), "Slurm does not know them any more"
+    fake.behave(silent=True)
+    assert re.search("^clean .* 1/4 +- +2 +- ", called(main).stdout, re.M)
