@@ -284,6 +284,7 @@ def test_snakemake_survives_a_lost_terminal_and_failed_shards(site: Site) -> Non
 @pytest.mark.slow  # 14 s of CPU; tests/slurm/test_corpus.py does it with Slurm's own daemons
 def test_the_corpus_made_by_slurm_jobs_has_the_bytes_of_the_one_made_here(site: Site, finished_run: Path) -> None:
     Path("site").symlink_to(finished_run / "site")
+    Path("profiles").unlink()  # `configure` links it
     pipeline.configure(Path.cwd(), cluster={"corpus": {"max_tasks": 2}})
     command = [
         sys.executable,
