@@ -12,14 +12,13 @@ second. Exit code 2: no layout could be measured.
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from cluster import slurm
-from cluster.jobs import Job, log_tail, poll
+from cluster.jobs import FINAL, Job, State, log_tail, states
 from cluster.submission import end, make_snapshot, nodes_and_tasks, start
 from cluster.training_job import TrainingJob
 from common import cli
@@ -32,8 +31,6 @@ from training.planning.layout import PlanRequest, Workload
 from training.planning.machines import Machine, machine_of_job, processes_of
 from training.planning.search import Prediction, search
 from training.planning.table import config_text
-
-_LAG = 20.0  # seconds for a job's last file to appear on a network file system
 
 
 def best_layouts(experiment: Experiment, machine: Machine, request: PlanRequest) -> list[tuple[Prediction, Experiment]]:
@@ -97,29 +94,25 @@ def _measure(settings: Settings, trial: str, output: Path, options: argparse.Nam
     snapshot = make_snapshot(settings, settings.run)
     training = TrainingJob(str(snapshot / "settings.yaml"), trial, "training.probe", probe_options, requeue=False)
     try:
-        job, state = _run_to_end(settings, training, options.minutes, output)
+        job = start(settings, training, options.minutes)
+        state = _final_state(settings.model_folder(trial), job, output)
     except ToolkitError as error:  # Slurm refuses it, or would never start it
         return str(error)
     path, lines = log_tail(job, 3)
     return f"{_result(output).get('failed') or f'no result ({state})'}; log: {path} {' | '.join(lines)}"
 
 
-def _run_to_end(settings: Settings, training: TrainingJob, minutes: int, output: Path) -> tuple[Job, str]:
-    """Run a job; returns it and its last state in Slurm. Cancels it if this process is interrupted.
+def _final_state(folder: Path, job: Job, output: Path) -> State:
+    """The state in which a job ends, after it has written `output`. Cancels it if this process is interrupted.
 
-    Once it has ended, its file `output` may take a while to appear. Raises JobError if Slurm would never start it.
+    Raises JobError if Slurm would never start it.
     """
-    name, job, ended = training.model, start(settings, training, minutes), 0.0
     try:
-        for known in poll(name, job):
-            queued = (known or {}).get(job.id)
+        for state, queued in states(folder, job, output):
             if queued is not None and queued.unschedulable:
-                raise JobError(f"{name}: {slurm.never_starts(queued)}")
-            if known is None or (queued is not None and queued.active):
-                continue
-            ended = ended or time.monotonic()
-            if output.exists() or job.executor == "local" or time.monotonic() > ended + _LAG:
-                return job, queued.state if queued is not None else "ended"
+                raise JobError(f"{folder.name}: {slurm.never_starts(queued)}")
+            if state.state in FINAL:
+                return state
     except BaseException:
         end(job)
         raise

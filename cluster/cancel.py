@@ -14,20 +14,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cluster.jobs import (
-    ASKED,
-    FINAL,
-    Job,
-    State,
-    ask_slurm,
-    current_state,
-    progress,
-    read_job,
-    read_state,
-    require_folder,
-    states,
-    write_state,
-)
+from cluster import jobs
+from cluster.jobs import ASKED, FINAL, Job, State
 from cluster.submission import end
 from common import cli
 from common.errors import JobError
@@ -41,7 +29,7 @@ def cancel(folder: Path, job: Job, now: bool = False) -> State:
     Raises JobError if it must be cancelled through the controller, which does not answer.
     """
     last_action, ticker = "", Ticker()
-    for state, queued in states(folder, job):
+    for state, queued in jobs.states(folder, job):
         if state.state in FINAL:
             break
         pending = queued is not None and queued.state == "PENDING"
@@ -54,23 +42,23 @@ def cancel(folder: Path, job: Job, now: bool = False) -> State:
             if pending or now:
                 _kill(folder, job)
         last_action = action
-        ticker.show(partial(progress, folder, job, state))
+        ticker.show(partial(jobs.progress, folder, job, state))
     stop_file(folder).unlink(missing_ok=True)  # the job ended before it saw the file, which would stop the next one
     if not state.time:
         if state.state == "failed":
             state = replace(state, state="cancelled", reason=ASKED)
-        state = write_state(folder, state)
+        state = jobs.write_state(folder, state)
     return state
 
 
 def _kill(folder: Path, job: Job) -> None:
     """Cancel a job. This is recorded first, so that the job is not requeued when it ends."""
-    before = read_state(folder, job) or State(job.id, "queued")
-    write_state(folder, replace(before, state="cancelled", reason=ASKED))
+    before = jobs.read_state(folder, job) or State(job.id, "queued")
+    jobs.write_state(folder, replace(before, state="cancelled", reason=ASKED))
     try:
         end(job)
     except JobError:
-        write_state(folder, before)
+        jobs.write_state(folder, before)
         raise
 
 
@@ -80,12 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=cli.input_path, metavar="MODEL_FOLDER", help="model folder of the job")
     parser.add_argument("--now", action="store_true", help="do not wait for a checkpoint")
     arguments = parser.parse_args(argv)
-    folder = require_folder(arguments.folder)
-    job = read_job(folder)
+    folder = jobs.require_folder(arguments.folder)
+    job = jobs.read_job(folder)
     if job is None:
         print(f"{folder.name}: no job was submitted for it")
         return 0
-    before = current_state(folder, job, ask_slurm([job]))
+    before = jobs.current_state(folder, job, jobs.query_jobs([job]).get(job.id))
     if before.state in FINAL:
         print(f"{folder.name}: nothing to cancel, job {job.id} is not alive: {before}")
         return 0

@@ -110,9 +110,8 @@ def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int)
     if after is None:
         return code
     print(f"{after.state}: {after.reason}" if after.reason else after.state, flush=True)
-    write_state(folder, after)  # before requeue, which ends this script
-    if after.state == "requeued" and not _requeue(job.id):
-        write_state(folder, replace(after, state="failed", reason=f"{after.reason}; {_REFUSED}"))
+    refuses = details.get("Requeue") == "0"  # the site's --no-requeue
+    _record(folder, after, lambda: not refuses and _wait_for_answer(lambda: slurm.requeue(job.id)))
     return code
 
 
@@ -125,9 +124,14 @@ def requeue_dead(folder: Path, job: Job, state: State, max_restarts: int) -> Sta
         state = _again(state, restarts, newest_iteration(folder), why, max_restarts)
     elif details.get("JobState") == "OUT_OF_MEMORY":
         state = replace(state, reason=_MEMORY)
-    state = write_state(folder, state)  # before the job can start, and write its own
-    if state.state == "requeued" and not slurm.requeue(job.id):
-        state = write_state(folder, replace(state, state="failed", reason=f"{why}; {_REFUSED}"))
+    return _record(folder, state, lambda: slurm.requeue(job.id))
+
+
+def _record(folder: Path, state: State, requeue: Callable[[], object]) -> State:
+    """Record a state and requeue the job if it says so; returns the recorded state: failed if Slurm refuses."""
+    state = write_state(folder, state)  # first: requeue ends this script, and the job may start and write its own
+    if state.state == "requeued" and not requeue():
+        state = write_state(folder, replace(state, state="failed", reason=f"{state.reason}; {_REFUSED}"))
     return state
 
 
@@ -137,17 +141,6 @@ def _wait_for_answer(ask: Callable[[], Answer | None]) -> Answer | None:
     while not (answer := ask()) and time.monotonic() < deadline:
         time.sleep(_RETRY)
     return answer
-
-
-def _requeue(job: str) -> bool:
-    """Requeue a job; returns whether the controller accepted it."""
-
-    def ask() -> str | None:
-        if slurm.requeue(job):
-            return "done"
-        return "never" if (slurm.details(job) or {}).get("Requeue") == "0" else None
-
-    return _wait_for_answer(ask) == "done"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ end or a person. `current_state` alone determines the state now, from that recor
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -17,7 +17,7 @@ from typing import Literal
 import psutil
 
 from cluster import slurm
-from cluster.slurm import QueuedJob
+from cluster.slurm import SILENT, UNKNOWN, QueuedJob
 from common.config import read_yaml
 from common.console import note
 from common.errors import ConfigError, InputError
@@ -28,9 +28,9 @@ from training.monitoring.heartbeat import progress_of
 StateName = Literal["queued", "running", "requeued", "finished", "failed", "cancelled", "out of restarts"]
 FINAL = ("finished", "failed", "cancelled", "out of restarts")
 ASKED = "a person asked it to stop"
-SILENT = "the Slurm controller does not answer"
 POLL = {"local": 0.5, "slurm": 5.0}
 """Seconds between two queries of a job, by executor."""
+_LAG = 20.0  # seconds for a Slurm job's last files to appear on a network file system
 _WRITES = 100  # attempts to write state.json, 0.1 s apart
 
 
@@ -117,39 +117,39 @@ def write_state(folder: Path, state: State) -> State:
     return state
 
 
-def ask_slurm(jobs: Sequence[Job], others: Iterable[str] = ()) -> Mapping[str, QueuedJob] | None:
-    """The jobs that Slurm or this machine still knows, by id, from one squeue call; None if the controller is silent.
+def query_jobs(jobs: Sequence[Job], arrays: Iterable[str] = ()) -> dict[str, QueuedJob]:
+    """The jobs and Slurm arrays that Slurm or this machine still knows, by id, from one squeue call.
 
-    Jobs that are unknown are left out. `others`: further ids of Slurm jobs.
+    If the controller is silent, all of Slurm's have the state UNKNOWN. Raises InputError if there is no squeue here.
     """
-    ids = [*(job.id for job in jobs if job.executor == "slurm"), *others]
-    queued = slurm.queue(ids) if ids else []
-    if queued is None:
-        return None
-    local = [
-        QueuedJob(job.id, job.name, "RUNNING", "None", "localhost")
-        for job in jobs
-        if job.executor == "local" and _is_local_alive(job)
-    ]
-    return {job.id: job for job in (*queued, *local)}
+    ids = [*(job.id for job in jobs if job.executor == "slurm"), *arrays]
+    queued = slurm.queue(ids)
+    known = slurm.unknown(ids) if queued is None else {job.id: job for job in queued}
+    for job in jobs:
+        if job.executor == "local" and _is_local_alive(job):
+            known[job.id] = QueuedJob(job.id, job.name, "RUNNING", "None", "localhost")
+    return known
 
 
-def poll(name: str, job: Job) -> Iterator[Mapping[str, QueuedJob] | None]:
-    """Yield `ask_slurm` every POLL seconds; prints once that the controller is silent."""
-    silent = False
+def states(folder: Path, job: Job, output: Path | None = None) -> Iterator[tuple[State, QueuedJob | None]]:
+    """Yield the state of a job, and its entry in Slurm's queue, every POLL seconds.
+
+    A job that Slurm has ended without a recorded state fails only after _LAG seconds, or as soon as `output` exists,
+    which it writes at its end. Prints once that the controller is silent.
+    """
+    silent, ended = False, 0.0
     while True:
-        known = ask_slurm([job])
-        if known is None and not silent:
-            note(f"{name}: {SILENT}; still waiting")
-        silent = known is None
-        yield known
+        queued = query_jobs([job]).get(job.id)
+        unknown = queued is not None and queued.state == UNKNOWN
+        if unknown and not silent:
+            note(f"{folder.name}: {SILENT}; still waiting")
+        silent = unknown
+        state = current_state(folder, job, queued)
+        lost = state.state == "failed" and not state.time and job.executor == "slurm"
+        ended = (ended or time.monotonic()) if lost else 0.0
+        if not lost or time.monotonic() >= ended + _LAG or (output is not None and output.exists()):
+            yield state, queued
         time.sleep(POLL[job.executor])
-
-
-def states(folder: Path, job: Job) -> Iterator[tuple[State, QueuedJob | None]]:
-    """Yield the state of a job, and its entry in Slurm's queue; see `poll`."""
-    for known in poll(folder.name, job):
-        yield current_state(folder, job, known), (known or {}).get(job.id)
 
 
 def _is_local_alive(job: Job) -> bool:
@@ -162,16 +162,16 @@ def _is_local_alive(job: Job) -> bool:
         return False
 
 
-def current_state(folder: Path, job: Job, known: Mapping[str, QueuedJob] | None) -> State:
-    """The state of a job, from the files of its model folder and what `ask_slurm` returned.
+def current_state(folder: Path, job: Job, queued: QueuedJob | None) -> State:
+    """The state of a job, from the files of its model folder and what `query_jobs` returned for it.
 
     Its `time` is 0 if it is not recorded.
     """
     recorded = read_state(folder, job) or State(job.id, "queued")
-    queued = (known or {}).get(job.id)
     claimed = claimed_restarts(folder, job)
     now = replace(recorded, reason="", time=0.0)
-    if queued is not None and queued.active:
+    unknown = queued is not None and queued.state == UNKNOWN
+    if queued is not None and queued.active and not unknown:
         if queued.state == "PENDING":
             # a job that Slurm itself requeues, after the loss of a node, does not record it
             started = recorded.restarts > 0 or claimed is not None or log_path(job).exists()
@@ -183,7 +183,7 @@ def current_state(folder: Path, job: Job, known: Mapping[str, QueuedJob] | None)
         return replace(now, state="finished")
     if stopped_mark(folder).exists():
         return replace(now, state="cancelled", reason=ASKED)
-    if known is None:
+    if unknown:
         running = claimed is not None and claimed >= recorded.restarts
         return replace(now, state="running" if running else recorded.state, reason=SILENT)
     if queued is not None and queued.state == "CANCELLED":

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.jobs import FINAL, Job, ask_slurm, current_state, log_path, read_job, require_folder, states
+from cluster.jobs import FINAL, Job, current_state, log_path, query_jobs, read_job, require_folder, states
 from common import cli
 from common.console import note
 from common.errors import InputError
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not path.exists() and not arguments.follow:
         ranks = [int(log.name.split("_")[-2]) for log in path.parent.glob(f"{job.id}_*_log.out")]
         has = f"; the ranks with a log are 0 to {max(ranks)}" if ranks else ""
-        state = current_state(folder, job, ask_slurm([job]))
+        state = current_state(folder, job, query_jobs([job]).get(job.id))
         raise InputError(f"{path}: no log yet, job {job.id} is {state}{has}")
     text = path.read_bytes() if path.exists() else b""
     lines = text.splitlines(keepends=True)

@@ -1,6 +1,6 @@
 """Slurm's commands, each called in one place: sbatch, squeue, scancel, scontrol. Nothing here needs accounting.
 
-A controller that does not answer says nothing about a job: `queue` returns None, and callers ask again later.
+A controller that does not answer says nothing about a job: `queue` returns None, and callers repeat it later.
 """
 
 import os
@@ -15,6 +15,9 @@ from common.errors import InputError, JobError
 from common.settings import SiteSettings
 
 SBATCH = ("sbatch", "--parsable")
+SILENT = "the Slurm controller does not answer"
+UNKNOWN = "UNKNOWN"
+"""The state of a job while the controller does not answer."""
 TIMEOUT = 30.0  # seconds for one command; a busy controller may need several
 ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
@@ -125,6 +128,11 @@ def queue(ids: Iterable[str] = (), name: str = "") -> list[QueuedJob] | None:
         return [] if "invalid job id" in answer.stderr.lower() else None
     rows = (line.split("|", 4) for line in answer.stdout.splitlines() if line.count("|") >= 4)
     return [QueuedJob(id, name, state, reason, nodes) for id, state, reason, nodes, name in rows]
+
+
+def unknown(ids: Iterable[str]) -> dict[str, QueuedJob]:
+    """These jobs, of which a silent controller says nothing."""
+    return {number: QueuedJob(number, "", UNKNOWN, SILENT, "") for number in ids}
 
 
 def details(job: str) -> dict[str, str] | None:

@@ -9,8 +9,10 @@ come from the files. --watch redraws the table every 5 seconds, until Ctrl-C.
 """
 
 import math
+import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -21,16 +23,18 @@ from typing import Any
 
 import orjson
 
+from cluster import slurm
 from cluster.corpus_jobs import batches
-from cluster.corpus_progress import steps_table
-from cluster.jobs import SILENT, Job, ask_slurm, current_state, log_path, read_job, require_folder, total_iterations
-from cluster.slurm import QueuedJob
-from common import cli
+from cluster.corpus_jobs.batches import Task
+from cluster.jobs import Job, current_state, log_path, query_jobs, read_job, require_folder, total_iterations
+from cluster.slurm import SILENT, UNKNOWN, QueuedJob
+from common import cli, steps
 from common.config import load_settings
 from common.console import note, text_table
 from common.errors import ConfigError, InputError
-from common.files import read_json, read_rows
+from common.files import read_json, read_rows, shard_name
 from common.settings import Settings
+from common.steps import Step
 from training.model_folder import newest_iteration
 from training.monitoring.heartbeat import progress_of
 
@@ -41,8 +45,10 @@ ALIGN = "llllrrrrrr"
 _LONGEST_REASON = 60  # characters in the table; --json has all of it
 INTERVAL = 5.0
 """Seconds between two refreshes."""
-Queues = Mapping[str, Mapping[str, QueuedJob] | None]
-"""What `ask_slurm` returned, by executor."""
+_STATES = ("running", "queued", "failed")  # of shards in Slurm
+_STEP_COLUMNS = ("step", "", "done", *_STATES, "ETA")
+_BAR = 20  # characters
+_RECENT = 200  # finished shards over which the speed of a step is averaged
 
 
 def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[dict[str, Any]], str]:
@@ -51,9 +57,9 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
     tasks = {run: list(batches.recorded(run)) for run in runs}
     run_models = {run: _models(run, settings[run]) for run in runs}
     jobs = {path: read_job(path) for path in chain(models, *run_models.values())}
-    arrays = {task.job.partition("_")[0] for task in chain(*tasks.values()) if task.job}
-    queues, remark = _query([job for job in jobs.values() if job], sorted(arrays))
-    statuses = {path: model_status(path, job, queues[job.executor] if job else None) for path, job in jobs.items()}
+    arrays = {task.array for task in chain(*tasks.values()) if task.job}
+    known, remark = _query([job for job in jobs.values() if job], sorted(arrays))
+    statuses = {path: model_status(path, job, known) for path, job in jobs.items()}
 
     def trainings(paths: Sequence[Path], heading: str) -> str:
         """The table of some trainings; `heading` is that of the first column, with their folders or names."""
@@ -65,21 +71,22 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
     blocks = [trainings(models, COLUMNS[0])]
     for run in runs:
         loaded = settings[run]
-        corpus = steps_table(loaded, tasks[run], queues["slurm"]) if loaded else ""
+        corpus = steps_table(loaded, tasks[run], known) if loaded else ""
         base = f" extends {', '.join(map(str, loaded.base))}" if loaded and loaded.base else ""
         blocks.append("\n\n".join(filter(None, [f"{run}{base}:", corpus, trainings(run_models[run], "model")])))
     existing = [status for path, status in statuses.items() if path.is_dir()]
     return "\n\n\n".join(filter(None, blocks)), existing, remark
 
 
-def _query(jobs: Sequence[Job], arrays: Iterable[str]) -> tuple[Queues, str]:
-    """The queues with these jobs and Slurm arrays, and a remark if Slurm does not answer."""
-    queues, remark = {"local": ask_slurm([job for job in jobs if job.executor == "local"])}, SILENT
+def _query(jobs: Sequence[Job], arrays: Sequence[str]) -> tuple[Mapping[str, QueuedJob], str]:
+    """What Slurm and this machine know of these jobs and Slurm arrays, and a remark if Slurm does not answer."""
     try:
-        queues["slurm"] = ask_slurm([job for job in jobs if job.executor == "slurm"], arrays)
+        known, remark = query_jobs(jobs, arrays), SILENT
     except InputError as error:  # not a login node
-        queues["slurm"], remark = None, str(error)
-    return queues, f"{remark}; states are those of the files" if queues["slurm"] is None else ""
+        known, remark = query_jobs([job for job in jobs if job.executor == "local"]), str(error)
+        known |= slurm.unknown([*(job.id for job in jobs if job.executor == "slurm"), *arrays])
+    silent = any(job.state == UNKNOWN for job in known.values())
+    return known, f"{remark}; states are those of the files" if silent else ""
 
 
 def _models(run: Path, settings: Settings | None) -> list[Path]:
@@ -101,7 +108,7 @@ def _is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() or (folder / "models").is_dir()
 
 
-def model_status(folder: Path, job: Job | None, queue: Mapping[str, QueuedJob] | None) -> dict[str, Any]:
+def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob]) -> dict[str, Any]:
     """The status of a model folder: losses in nats, times in seconds, None for unknown values."""
     done = folder / "done.json"
     train, valid = ((read_rows(folder / f"{name}.csv") or [{}])[-1] for name in ("train", "valid"))
@@ -111,7 +118,8 @@ def model_status(folder: Path, job: Job | None, queue: Mapping[str, QueuedJob] |
     status: dict[str, Any] = {"folder": str(folder), "state": state, "reason": ""}
     status |= {"job": None, "executor": None, "nodes": None, "restarts": None, "log": None}
     if job is not None:
-        current, queued = current_state(folder, job, queue), (queue or {}).get(job.id)
+        queued = known.get(job.id)
+        current = current_state(folder, job, queued)
         reason = "" if current.reason in ("None", SILENT) else current.reason
         status |= {"state": current.state, "reason": reason, "job": job.id, "executor": job.executor}
         status |= {"nodes": (queued and queued.nodes) or None, "restarts": current.restarts, "log": str(log_path(job))}
@@ -165,6 +173,66 @@ def row(status: Mapping[str, Any]) -> list[str]:
 
 def _figure(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def steps_table(settings: Settings, tasks: Iterable[Task], known: Mapping[str, QueuedJob]) -> str:
+    """A row per step of a run's corpus; empty for a configuration without documents of its own.
+
+    A step's output appears whole or not at all, so a file that exists is a shard that is done; one of an earlier
+    configuration counts until Snakemake makes it again. `tasks`: those of Slurm that have not all been reported.
+    """
+    counts, rows = _in_slurm(tasks, known), []
+    for step in steps.configured(settings):
+        results, total = _results(settings, step)
+        done = len(results)
+        left = _seconds_left(results, total) if 0 < done < total else None
+        filled = _BAR * done // max(total, 1)
+        rows.append(
+            (
+                step.name,
+                "█" * filled + "░" * (_BAR - filled),
+                f"{done:,}/{total:,}",
+                *(f"{counts[step.name, state]:,}" if counts[step.name, state] else "-" for state in _STATES),
+                "-" if left is None else str(timedelta(seconds=math.ceil(left))),
+            )
+        )
+    return text_table([_STEP_COLUMNS, *rows], "llrrrrr") if rows else ""
+
+
+def _in_slurm(tasks: Iterable[Task], known: Mapping[str, QueuedJob]) -> Counter[tuple[str, str]]:
+    """Shards by (step, running, queued or failed). If Slurm does not answer, from the files."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for task in tasks:
+        job = known.get(task.job) or known.get(task.array)  # of a silent controller
+        for number, shard in enumerate(task.shards):
+            step = steps.of_rule(shard.rule)
+            if number in task.ended:
+                counts[step, "failed"] += task.ended[number]["exit"] != 0
+            elif job is not None and job.active:
+                counts[step, "running" if number == task.running and job.state != "PENDING" else "queued"] += 1
+    return counts
+
+
+def _results(settings: Settings, step: Step) -> tuple[list[Path], int]:
+    """The files that stand for finished shards, and how many there will be."""
+    folder = settings.run / step.folder
+    files = {step.file.replace("{shard}", shard_name(number)) for number in range(settings.shards)}
+    with suppress(OSError):
+        return [folder / name for name in files.intersection(os.listdir(folder))], len(files)
+    return [], len(files)
+
+
+def _seconds_left(paths: list[Path], total: int) -> float | None:
+    """From the pace of the newest files; None until there are two."""
+    times = []
+    for path in paths:
+        with suppress(OSError):  # removed since
+            times.append(path.stat().st_mtime)
+    newest = sorted(times)[-_RECENT:]
+    if len(newest) < 2:
+        return None
+    span = max(time.time() - newest[0], 0.001)
+    return (total - len(paths)) * span / (len(newest) - 1)
 
 
 def _watch(runs: Sequence[Path], models: Sequence[Path]) -> int:

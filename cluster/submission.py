@@ -260,17 +260,15 @@ def _logs(settings: Settings, name: str) -> Path:
 
 
 def end(job: Job) -> None:
-    """Cancel a job on Slurm or here. Raises JobError if the controller refuses."""
-    if job.executor == "local":
-        kill_here(job.id)
-    else:
+    """Cancel a job: on Slurm, or its local controller and all processes below that, as scancel does.
+
+    Raises JobError if Slurm's controller refuses.
+    """
+    if job.executor == "slurm":
         slurm.cancel([job.id])
-
-
-def kill_here(controller: str) -> None:
-    """End a local controller and all processes below it: SIGTERM, then SIGKILL, as scancel does."""
+        return
     with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(int(controller))
+        process = psutil.Process(int(job.id))
         processes = [*process.children(recursive=True), process]
         for child in processes:
             with suppress(psutil.NoSuchProcess):

@@ -6,24 +6,29 @@
 The section `cluster` decides where it runs (executor, partition, GPUs per node), the model's `parallel` decides the
 number of processes. The job runs a copy of the code and the settings; editing them does not change it. A job that is
 still alive is not submitted twice: the command finds it again, or names the settings that were changed since.
-`--wait` follows the job to its end, over restarts; Ctrl-C then ends only the waiting for a Slurm job, and stops a job
-on this machine.
+`--wait` follows the job to its end, over restarts. Ctrl-C then ends only the waiting for a Slurm job. A job on this
+machine is stopped, with a checkpoint: whoever interrupts it in the foreground, as Snakemake does, expects its
+processors back.
 """
 
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from cluster import slurm
-from cluster.jobs import SILENT, Job, ask_slurm, read_job, write_job
+from cluster import jobs, slurm
+from cluster.cancel import cancel
+from cluster.job_end import requeue_dead
+from cluster.jobs import FINAL, Job, State
 from cluster.submission import job_name, make_snapshot, nodes_and_tasks, remove_marks, slurm_executor, start
 from cluster.training_job import TrainingJob
-from cluster.wait import wait
 from common import cli
 from common.config import load_settings
 from common.errors import ConfigError, JobError
 from common.files import lock
+from common.progress import Ticker
 from common.settings import Settings, changes
 from training.model_folder import is_finished
 from training.planning.fit import prepare
@@ -39,23 +44,23 @@ def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
 
     Raises JobError if there is no record and the controller is silent.
     """
-    job = read_job(folder)
+    job = jobs.read_job(folder)
     if job is not None:
-        known = ask_slurm([job])
-        if known is None or (job.id in known and known[job.id].active):  # a silent controller: it may be alive
+        queued = jobs.query_jobs([job]).get(job.id)
+        if queued is not None and queued.active:  # or a silent controller: it may be alive
             return job
     if settings.cluster.executor != "slurm":
         return None
     queue = slurm.queue(name=name)
     if queue is None:
-        raise JobError(f"{folder.name}: {SILENT}; run the same command again later")
+        raise JobError(f"{folder.name}: {slurm.SILENT}; run the same command again later")
     unrecorded = [queued for queued in queue if queued.active]
     if not unrecorded:
         return None
     found = Job(unrecorded[-1].id, "slurm", str(folder / "logs"), name)
     if unrecorded[-1].state == "PENDING":
         remove_marks(folder, time.time_ns())
-    write_job(folder, found)
+    jobs.write_job(folder, found)
     return found
 
 
@@ -111,6 +116,46 @@ def describe(settings: Settings, name: str) -> str:
         return slurm_executor(settings, training, settings.models[name].time_limit_minutes).batch_script()
     _, tasks = nodes_and_tasks(name, settings.models[name], settings.cluster)
     return f"{tasks} processes of: {sys.executable} -m {training.module} --config {training.config} --model {name}"
+
+
+def wait(name: str, folder: Path, job: Job, max_restarts: int) -> None:
+    """Wait for the job of a model folder; print every 10 s how far it is.
+
+    Raises JobError if the job did not finish, and if it waits for something that will not come (it is cancelled then).
+    """
+    try:
+        state = _final_state(folder, job, max_restarts)
+    except (KeyboardInterrupt, SystemExit):  # the latter for SIGTERM and SIGHUP
+        if job.executor == "local":
+            print("\nfinishing the step, then saving; Ctrl-C again to exit at once", file=sys.stderr, flush=True)
+            try:
+                cancel(folder, job)
+            except KeyboardInterrupt:
+                cancel(folder, job, now=True)
+        raise
+    if state.state == "finished":
+        print(f"{name}: done, {folder / 'done.json'}")
+        return
+    if state.state == "cancelled":
+        raise JobError(f"{name}: job {job.id} {state}; python -m cluster.submit starts it again")
+    path, lines = jobs.log_tail(job)
+    quoted = "".join(f"\n    {line}" for line in lines if line.removeprefix("error: ") != state.reason)
+    raise JobError(f"{name}: job {job.id} {state}; log: {path if path.exists() else job.logs}{quoted}")
+
+
+def _final_state(folder: Path, job: Job, max_restarts: int) -> State:
+    """The state in which a job ends; recorded."""
+    ticker = Ticker()
+    for state, queued in jobs.states(folder, job):
+        if queued is not None and queued.unschedulable:
+            slurm.cancel([job.id])
+            state = replace(state, state="failed", reason=slurm.never_starts(queued))
+        elif state.state == "failed" and not state.time and job.executor == "slurm":
+            state = requeue_dead(folder, job, state, max_restarts)  # its batch script was killed
+        if state.state in FINAL:
+            return state if state.time else jobs.write_state(folder, state)
+        ticker.show(partial(jobs.progress, folder, job, state))
+    raise AssertionError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

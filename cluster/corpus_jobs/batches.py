@@ -51,6 +51,8 @@ class Shard:
     threads: int
     logs: list[str]
     """Its log files, relative to the folder in which Snakemake runs."""
+    context: str = ""
+    """A hash of what its command depends on besides its text, see `context`."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,6 @@ class Task:
     index: int
     shards: list[Shard]
     request: Request
-    context: str
-    """A hash of the settings and the Python that its commands were given."""
     job: str = ""
     """Slurm's id: ID_INDEX for a task of an array; empty if unknown."""
     running: int | None = None
@@ -128,6 +128,11 @@ class Task:
                 self.ended[event["end"]] = event
 
     @property
+    def array(self) -> str:
+        """Slurm's id of its batch; empty if unknown."""
+        return self.job.partition("_")[0]
+
+    @property
     def log(self) -> Path:
         """The log of the task and of Slurm itself."""
         return self.folder.parent.parent / "logs" / FOLDER / f"{self.folder.name}_{self.index}.log"
@@ -142,13 +147,9 @@ class Task:
         """A file that stops the task before its next shard, even if Slurm starts it later."""
         return self.folder / f"{self.index}.abandoned"
 
-    def accepted(self, job: str) -> None:
-        """Slurm has accepted its batch as `job`."""
-        self.job = f"{job}_{self.index}" if len(self.batch) > 1 else job
-
 
 def context(environment: Mapping[str, str]) -> str:
-    """A hash of what the commands of a batch depend on besides their text: the settings, the Python, the folder."""
+    """A hash of the settings, the Python and the folder that commands depend on."""
     settings = sorted(
         (name, value) for name, value in environment.items() if name.startswith("URLS_TO_GPT2_") and name != QUIET
     )
@@ -167,24 +168,28 @@ def write_batch(
     name, parent = title([shard.rule for shard in shards]), run.absolute() / FOLDER
     folder = parent / f"{name}.{time.strftime('%Y%m%d-%H%M%S')}.{uuid4().hex[:8]}"
     folder.mkdir(parents=True)  # with the user's permissions: another member of the group may continue the run
-    shown = context(os.environ)
-    tasks = [
-        Task(folder, index, [shards[number] for number in part], request, shown) for index, part in enumerate(parts)
-    ]
+    tasks = _tasks(folder, [[shards[number] for number in part] for part in parts], request)
     try:
         with naming(folder):
             for task in tasks:
-                task.batch = tasks
                 content = json.dumps([asdict(shard) for shard in task.shards])
                 (folder / f"{task.index}.json").write_text(content, encoding="utf-8")
                 (folder / f"{task.index}.results").touch()
             shutil.copyfile(_RUNNER, folder / _RUNNER.name)
             tasks[0].log.parent.mkdir(parents=True, exist_ok=True)
             (folder / "batch.sh").write_text(_script(tasks, f"{run.name}.{name}", site), encoding="utf-8")
-            _write_record(tasks)
+            accepted(tasks, "")
     except OSError:
         remove(folder)
         raise
+    return tasks
+
+
+def _tasks(folder: Path, lists: Iterable[list[Shard]], request: Request) -> list[Task]:
+    """The tasks of a batch, one per list of shards."""
+    tasks = [Task(folder, index, shards, request) for index, shards in enumerate(lists)]
+    for task in tasks:
+        task.batch = tasks
     return tasks
 
 
@@ -211,17 +216,17 @@ def _script(tasks: Sequence[Task], name: str, site: SiteSettings) -> str:
     return "\n".join(["#!/bin/bash", *lines, *site.setup, f"exec {runner}", ""])
 
 
-def _write_record(tasks: Sequence[Task], job: str = "") -> None:
-    first = tasks[0]
-    record = {"job": job, "tasks": len(tasks), "request": asdict(first.request), "context": first.context}
-    write_json(first.folder / "batch.json", record)
-
-
 def accepted(tasks: Sequence[Task], job: str) -> None:
-    """Record that Slurm has accepted a batch as `job`."""
-    _write_record(tasks, job)
-    for task in tasks:
-        task.accepted(job)
+    """Record that Slurm has accepted a batch as `job`; empty: not yet."""
+    record = {"job": job, "tasks": len(tasks), "request": asdict(tasks[0].request)}
+    write_json(tasks[0].folder / "batch.json", record)
+    _identify(tasks, job)
+
+
+def _identify(tasks: Sequence[Task], job: str) -> None:
+    """Set Slurm's ids of the tasks of a batch that it has accepted as `job`."""
+    for task in tasks if job else ():
+        task.job = f"{job}_{task.index}" if len(tasks) > 1 else job
 
 
 def recorded(run: Path) -> Iterator[Task]:
@@ -230,18 +235,14 @@ def recorded(run: Path) -> Iterator[Task]:
     for folder in [path.parent for path in sorted(records, key=lambda path: path.stat().st_mtime)]:
         try:
             record = json.loads((folder / "batch.json").read_text(encoding="utf-8"))
-            tasks: list[Task] = []
-            for index in range(record["tasks"]):
-                shards = json.loads((folder / f"{index}.json").read_text(encoding="utf-8"))
-                request = Request(**record["request"])
-                tasks.append(Task(folder, index, [Shard(**shard) for shard in shards], request, record["context"]))
-                tasks[-1].read()
+            files = [folder / f"{index}.json" for index in range(record["tasks"])]
+            lists = [[Shard(**shard) for shard in json.loads(path.read_text(encoding="utf-8"))] for path in files]
+            tasks = _tasks(folder, lists, Request(**record["request"]))
+            for task in tasks:
+                task.read()
         except (OSError, ValueError, KeyError, TypeError):
             continue  # Snakemake died, or another one is at work, before the batch was complete: Slurm does not have it
-        for task in tasks:
-            task.batch = tasks
-            if record["job"]:
-                task.accepted(record["job"])
+        _identify(tasks, record["job"])
         yield from tasks
 
 

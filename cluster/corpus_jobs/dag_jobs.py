@@ -1,7 +1,8 @@
 """Converts jobs of Snakemake's DAG for the executor: command, Slurm request, and which are submitted together.
 
-A job waits until all jobs of its rule are ready, so that they share one job array (`PendingJobs`). `snakemake -n`
-prints the batches that a run would submit (`print_plan`).
+A job waits until all jobs of its rule are ready, so that they share one job array (`PendingJobs`). One that an earlier
+run has left in Slurm is adopted or repeated (`OrphanedJobs`). `snakemake -n` prints the batches that a run would submit
+(`print_plan`).
 """
 
 import os
@@ -10,21 +11,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from snakemake_interface_common.exceptions import WorkflowError
 
 from cluster.corpus_jobs import batches
 from cluster.corpus_jobs.batches import Request, Shard, Task
+from cluster.slurm import QueuedJob
 from common.console import text_table
 from common.settings import ClusterSettings, Settings, SiteSettings
-from common.steps import rule_key
+from common.steps import read_by, rule_key
 
 IDLE = 3.0  # seconds without news after which jobs wait for no others
 _MOST = 3  # times the first attempt's memory: a job that needs more has another fault
 LOST_TASKS = 3  # tasks that a shard may lose, for their own reasons, before it fails
 _TIME_LIMITS = 100  # jobs of a resumable shard that may reach their time limit before it fails
 _LOST = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"})  # the shard that ran is not to blame
+Verdict = Literal["adopt", "cancel", "wait", "repeat"]
 _HEADER = ("rule", "shards", "tasks", "shards per task", "cpus", "memory MB", "minutes", "partition")
 
 parsed: tuple[Any, Settings] | None = None
@@ -102,6 +105,7 @@ def describe(job: Any, settings: Settings) -> ShardJob:
         shell=executable,
         threads=job.threads,
         logs=[str(path) for path in job.log],
+        context=batches.context(os.environ),
     )
     return ShardJob(job, shard, request_of(job, settings.cluster), again=job.attempt > 1)
 
@@ -133,8 +137,8 @@ def task_failure(where: str, state: str, task: Task) -> str:
     return f"{where} at its limit of {task.request.mem_mb} MB" if state == "OUT_OF_MEMORY" else where
 
 
-def last_line(log: Path) -> str:
-    """The last line of a task's log, for an error message; empty if there is none."""
+def last_lines(log: Path) -> str:
+    """The last five lines of a task's log, for an error message; empty if there are none."""
     try:
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     except OSError:
@@ -172,6 +176,75 @@ class PendingJobs:
         if not self.jobs or whole or busy or time.monotonic() < self._touched + IDLE:
             return whole
         return list(self.jobs) if sum(not job.is_local for job in list(running())) == len(self.jobs) else []
+
+
+# ------------------------------------------------------------------------------------------------ of an earlier run
+
+
+class OrphanedJobs:
+    """The shards that a dead Snakemake has left in Slurm and that this run needs.
+
+    A shard is adopted if its command and settings are what would be submitted now, and no input is newer than its
+    start. Its task then counts as one of this run: queued, running, or finished with success. Everything else is
+    repeated, but only when Slurm says that no task works on the shard any more; a task that works on something else is
+    cancelled.
+    """
+
+    def __init__(self, settings: Settings, needed: Iterable[Any]) -> None:
+        """`needed`: the jobs of the DAG that will run."""
+        self._settings = settings
+        self._cancelled: set[Task] = set()
+        self._shards: dict[str, tuple[Task, int]] = {}
+        self.claimed: list[tuple[ShardJob, Task, int]] = []
+        """Jobs that are ready and undecided."""
+        if found := list(batches.recorded(settings.run)):
+            keys = {batches.key_of(job.rule.name, job.output) for job in needed}
+            every = ((shard.key, task, number) for task in found for number, shard in enumerate(task.shards))
+            # of several batches with the same shard, the newest counts
+            self._shards = {key: (task, number) for key, task, number in every if key in keys}
+            for task, number in self._shards.values():
+                task.waiting[number] = None
+
+    def claims(self, item: ShardJob) -> bool:
+        """Whether an earlier batch has this job, which is then added to `claimed`."""
+        if item.again or item.shard.key not in self._shards:
+            return False
+        self.claimed.append((item, *self._shards.pop(item.shard.key)))
+        return True
+
+    def decide(self, item: ShardJob, task: Task, number: int, job: QueuedJob | None) -> Verdict:
+        """Decide about a claimed job; `job` is its task in Slurm's queue."""
+        task.read()
+        same = item.shard == task.shards[number]
+        inputs = [*item.job.input, *read_by(item.job.rule.name, self._settings)]
+        result = task.ended.get(number)
+        if result is not None:
+            valid = same and result["exit"] == 0 and all(os.path.exists(path) for path in item.job.output)
+            return "adopt" if valid and _saw(inputs, task.started[number]) else "repeat"
+        if job is None or not job.active:
+            if not task.job:
+                # Snakemake died inside sbatch, so Slurm may or may not have the batch, or receive it later.
+                task.abandoned.touch()
+                task.read()
+                if task.job:
+                    return "wait"
+            task.left_slurm = True
+            return "repeat"
+        if task in self._cancelled or (task.abandoned.exists() and job.state == "COMPLETING"):
+            return "wait"
+        stale = task.running == number and not _saw(inputs, task.started[number])
+        if same and not stale and not task.abandoned.exists():
+            return "adopt"
+        self._cancelled.add(task)
+        return "cancel"
+
+
+def _saw(inputs: Iterable[str | Path], started: float) -> bool:
+    """Whether no input has changed since a shard started."""
+    return all(os.stat(path).st_mtime <= started for path in inputs if os.path.exists(path))
+
+
+# ------------------------------------------------------------------------------------------------ what -n prints
 
 
 def print_plan() -> None:

@@ -9,7 +9,7 @@ soon as its task has written the result. A shard's command runs directly in the 
 
 Success and failure are read from the result files. squeue is asked once per interval for all arrays, and only to find
 tasks that ended without finishing their list; sacct is never asked. What a Snakemake that died has left in Slurm is
-adopted, or cancelled before the same shard runs again (`orphans`).
+adopted, or cancelled before the same shard runs again (`dag_jobs.OrphanedJobs`).
 
 All work is done in one thread: `run_job` only hands a job over to it.
 """
@@ -32,8 +32,7 @@ from snakemake_interface_executor_plugins.settings import CommonSettings, Execut
 from cluster import slurm
 from cluster.corpus_jobs import batches, dag_jobs
 from cluster.corpus_jobs.batches import Request, Task
-from cluster.corpus_jobs.dag_jobs import PendingJobs, ShardJob, time_limit
-from cluster.corpus_jobs.orphans import OrphanedJobs
+from cluster.corpus_jobs.dag_jobs import OrphanedJobs, PendingJobs, ShardJob, time_limit
 from cluster.slurm import RefusedError
 from common.errors import USER_ERROR, InputError, JobError, ToolkitError
 from common.settings import Settings
@@ -122,12 +121,15 @@ class Executor(RealExecutor):  # type: ignore[misc]
             if not self._orphans.claims(item):
                 self._pending.jobs[item] = None
         self._read_results()
-        if time.monotonic() >= self._next_queue and (self._open or self._orphans.claimed):
+        if self._is_busy() and time.monotonic() >= self._next_queue:
             self._next_queue = time.monotonic() + self._interval
             self._check_queue()
         if time.monotonic() >= self._retry_at:
-            busy = bool(self._open or self._orphans.claimed)
-            self._submit_all(self._pending.ready(busy, lambda: self.workflow.scheduler.running))
+            self._submit_all(self._pending.ready(self._is_busy(), lambda: self.workflow.scheduler.running))
+
+    def _is_busy(self) -> bool:
+        """Whether tasks of this run or of an earlier one are queued or running."""
+        return bool(self._open or self._orphans.claimed)
 
     # Submitting.
 
@@ -140,25 +142,20 @@ class Executor(RealExecutor):  # type: ignore[misc]
         for request, members in groups.items():
             for whole in batches.split(len(members), corpus.shards_per_job, corpus.max_tasks):
                 parts = whole[: max(1, self._room)]
-                prepared = [self._prepare(members[number]) for part in parts for number in part]
-                if not all(prepared) or not self._submit(request, members, parts) or len(parts) < len(whole):
+                for item in (members[number] for part in parts for number in part):
+                    self._prepare(item)
+                if not self._submit(request, members, parts) or len(parts) < len(whole):
                     return  # the rest follows
         self._report_trouble("sbatch", "")
 
-    def _prepare(self, item: ShardJob) -> bool:
+    def _prepare(self, item: ShardJob) -> None:
         """Make the folders of a job's outputs; keep the log of a failed attempt, and remove that of an earlier run."""
         for log in map(Path, item.shard.logs):
             if item.job.attempt > 1 and log.exists():
                 log.replace(log.with_suffix(f".attempt{item.job.attempt - 1}{log.suffix}"))
             elif not item.again:
                 log.unlink(missing_ok=True)
-        try:
-            self.workflow.async_run(item.job.prepare())
-        except (WorkflowError, OSError) as error:
-            del self._pending.jobs[item]
-            self._fail([item], f"cannot be submitted: {error}")
-            return False
-        return True
+        self.workflow.async_run(item.job.prepare())
 
     def _submit(self, request: Request, members: Sequence[ShardJob], parts: Sequence[range]) -> bool:
         """Submit a batch; returns whether Slurm accepts it. After a limit on queued jobs the next is half as large."""
@@ -231,7 +228,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self.workflow.scheduler.error_callback(item.job)
                 continue
             others = f" (and {len(members) - 1} others of this task)" if len(members) > 1 else ""
-            printed = dag_jobs.last_line(task.log) if task else ""
+            printed = dag_jobs.last_lines(task.log) if task else ""
             logs = [str(task.log)] if task and printed else []
             self.report_job_error(_info(item, task), msg=f"{reason}{others}{printed}", aux_logs=logs)
 
@@ -240,7 +237,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
     def _check_queue(self) -> None:
         """Find tasks that ended without finishing their list, and handle orphaned jobs."""
         tasks = {*self._open, *(task for _, task, _ in self._orphans.claimed)}
-        found = slurm.queue({task.job.split("_")[0] for task in tasks if task.job})
+        found = slurm.queue({task.array for task in tasks if task.job})
         if found is None:
             self._report_trouble("squeue", "Slurm's controller does not answer; waiting for it")
             return
@@ -303,7 +300,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
             task.abandoned.touch()
         others = {task.folder for task in self._open if task not in chosen}
         # a whole array by its own id: a command line of thousands of tasks would be too long
-        jobs = sorted({task.job if task.folder in others else task.job.split("_")[0] for task in chosen if task.job})
+        jobs = sorted({task.job if task.folder in others else task.array for task in chosen if task.job})
         try:
             if jobs:
                 slurm.cancel(jobs)

@@ -28,7 +28,6 @@ from typing import Any
 
 WATCH = 5.0  # seconds between two checks whether this task is still wanted
 TAKEOVER = 3 * WATCH  # seconds in which an older copy of a requeued task notices the new one and leaves
-GRACE = 20.0  # seconds between SIGTERM and SIGKILL for a command that is no longer wanted
 _LONGEST_ARGUMENT = 100_000  # bytes; the kernel allows 131,072
 _THREADS = (
     "OMP_NUM_THREADS GOTO_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS VECLIB_MAXIMUM_THREADS NUMEXPR_NUM_THREADS"
@@ -49,15 +48,14 @@ def read_events(path: str, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     return events, offset + len(whole)
 
 
-class Task:
-    """One Slurm task: its list, its results, and the command that runs."""
+class Runner:
+    """Works on the list of one Slurm task: its results, and the command that runs."""
 
     def __init__(self, folder: str, index: int, job: str, restarts: int) -> None:
         self.folder, self.index, self.job, self.restarts = folder, index, job, restarts
         self.results = f"{folder}/{index}.results"
         self.stopping = False
         self.child: subprocess.Popen[bytes] | None = None
-        self.kill_at = float("inf")
 
     def record(self, **event: object) -> None:
         """Append an event; it is on disk when this returns."""
@@ -89,10 +87,7 @@ class Task:
     def watch(self, *_: object) -> None:
         """Stop if this task is no longer wanted."""
         if not self.stopping and not self.wanted():
-            self.kill_at = time.monotonic() + GRACE
             self.stop()
-        elif time.monotonic() > self.kill_at:
-            self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> bool:
         """Signal the running command and all that it started; returns whether any of it is alive."""
@@ -164,12 +159,12 @@ def main(folder: str) -> int:
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     index = int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
     job = f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID", "")
-    task = Task(folder, index, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+    runner = Runner(folder, index, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGALRM})
-    signal.signal(signal.SIGTERM, task.stop)
-    signal.signal(signal.SIGALRM, task.watch)
+    signal.signal(signal.SIGTERM, runner.stop)
+    signal.signal(signal.SIGALRM, runner.watch)
     signal.setitimer(signal.ITIMER_REAL, WATCH, WATCH)
-    return task.run()
+    return runner.run()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model folder whose job is looked at a hundred times per second."""
     monkeypatch.setattr("cluster.jobs.POLL", {"local": 0.1, "slurm": 0.01})
-    monkeypatch.setattr("cluster.wait._LAG", 0.1)
+    monkeypatch.setattr("cluster.jobs._LAG", 0.1)
     monkeypatch.setattr("cluster.job_end._RETRY", 0.01)
     return model_folder(tmp_path)

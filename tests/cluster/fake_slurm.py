@@ -6,15 +6,14 @@ scripts that ask a thread of this process, which takes milliseconds; a Python fo
 """
 
 import os
-import re
 import shlex
 import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +48,9 @@ class FakeJob:
 
     id: str
     name: str
-    options: list[str]
-    script: str
-    environment: dict[str, str]
+    options: Sequence[str] = ()
+    script: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
     state: str = "PENDING"
     reason: str = "None"
     nodes: str = ""
@@ -72,7 +71,7 @@ class _Behaviour:
     refuses: str = ""
     most: int = 1000
     holds: str = ""
-    stays: str = ""
+    stays: Mapping[str, str] = field(default_factory=dict)
     exit_code: int = 0
     prints: str = "{}"
 
@@ -116,7 +115,7 @@ class FakeSlurm:
 
         silent: the controller cannot be reached; meanwhile: is called with the name of each command before it does
         anything; refuses: sbatch fails with these lines; most: jobs that a user may have (MaxSubmit); holds: sbatch
-        hangs "before" or "after" the job is in the queue; stays: jobs stay pending for this reason; exit_code: that of
+        hangs "before" or "after" the job is in the queue; stays: why jobs stay pending, by name; exit_code: that of
         srun; prints: sbatch's output, {} is the id.
         """
         changed, self._changed = self._changed, threading.Event()
@@ -138,7 +137,7 @@ class FakeSlurm:
     def add(self, name: str, **values: Any) -> FakeJob:
         """Put a job into the queue that nobody submitted with sbatch."""
         with self._lock:
-            new = FakeJob(str(self._next()), name, [], "", {}, **values)
+            new = FakeJob(str(self._next()), name, **values)
             self._jobs[new.id] = new
         return new
 
@@ -201,6 +200,7 @@ class FakeSlurm:
             connection.sendall("".join(f"{part}\0" for part in answer).encode())
 
     def _answer(self, command: str, arguments: list[str], pid: str) -> Answer:
+        script = Path(arguments[-1]).read_text() if command == "sbatch" else ""
         self._behaviour.meanwhile(command)
         behaviour, changed = self._behaviour, self._changed
         if behaviour.silent and command != "srun":
@@ -213,14 +213,16 @@ class FakeSlurm:
         environment = psutil.Process(int(pid)).environ()
         if behaviour.holds == "before":
             changed.wait()
-        answer = self._sbatch(Path(arguments[-1]).read_text(), environment, behaviour)
+        answer = self._sbatch(script, environment, behaviour)
         if behaviour.holds == "after":
             changed.wait()
         return answer
 
     def _sbatch(self, script: str, environment: dict[str, str], behaviour: _Behaviour) -> Answer:
         lines = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
-        new = FakeJob("", "sbatch", shlex.split(" ".join(lines)), script, environment, reason=behaviour.stays or "None")
+        new = FakeJob("", "sbatch", shlex.split(" ".join(lines)), script, environment)
+        new = replace(new, name=new.asked.get("job-name", "sbatch"))
+        stays = behaviour.stays.get(new.name)
         last = new.asked.get("array", "").rpartition("-")[2].partition("%")[0]
         if behaviour.refuses:
             return 1, "", "".join(f"sbatch: error: {line}\n" for line in behaviour.refuses.splitlines())
@@ -230,8 +232,8 @@ class FakeSlurm:
             if alive + len(ids) > behaviour.most:
                 return 1, "", f"sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: {POLICY}\n"
             for one in ids:
-                self._jobs[one] = replace(new, id=one, name=new.asked.get("job-name", "sbatch"))
-            for one in ids if self.runs and not behaviour.stays else []:
+                self._jobs[one] = replace(new, id=one, reason=stays or "None")
+            for one in ids if self.runs and not stays else []:
                 self._workers.append(threading.Thread(target=self._work, args=(one,), name=one))
                 self._workers[-1].start()
         return 0, behaviour.prints.format(number) + "\n", ""
@@ -239,7 +241,7 @@ class FakeSlurm:
     def _work(self, number: str) -> None:
         """Run a job to its end."""
         job, (array, _, index) = self.job(number), number.partition("_")
-        environment = {**job.environment, "SLURM_JOB_ID": number.replace("_", "00")}
+        environment = {**job.environment, "SLURM_JOB_ID": number.replace("_", "00"), "SLURM_JOB_NAME": job.name}
         if index:
             environment |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
         log = job.asked["output"].replace("%a", index).replace("%%", "%")
@@ -259,20 +261,16 @@ class FakeSlurm:
 
     def _squeue(self, arguments: list[str]) -> Answer:
         asked = dict(word.removeprefix("--").partition("=")[::2] for word in arguments)
+        if (asked["states"], asked["format"]) != ("all", "%i|%T|%r|%N|%j"):
+            return 1, "", "this squeue knows one format\n"
         ids = asked.get("jobs", "").split(",")
         jobs = [job for job in self.jobs() if job.name == asked.get("name", job.name)]
         if "jobs" in asked:
-            jobs = [job for job in jobs if job.id in ids or job.id.partition("_")[0] in ids]
+            jobs = [job for job in jobs if {job.id, job.id.partition("_")[0]} & set(ids)]
             if not jobs and len(ids) == 1:
                 return 1, "", f"{_UNKNOWN}\n"
-        if asked.get("states") != "all":
-            jobs = [job for job in jobs if job.state not in _OLD]
-        lines = []
-        for job in jobs:
-            values = {"i": job.id, "j": job.name, "T": job.state, "r": job.reason, "N": job.nodes}
-            values["F"] = job.id.partition("_")[0]
-            lines.append(re.sub("%(.)", lambda match, values=values: values[match[1]], asked["format"]))  # type: ignore[misc]
-        return 0, "".join(f"{line}\n" for line in lines), ""
+        rows = ("|".join([job.id, job.state, job.reason, job.nodes, job.name]) for job in jobs)
+        return 0, "".join(f"{row}\n" for row in rows), ""
 
     def _scancel(self, arguments: list[str]) -> Answer:
         for job in self.jobs():
@@ -287,16 +285,14 @@ class FakeSlurm:
         *_, verb, number = arguments
         if verb == "show" and number == "node":
             return 0, self.nodes, ""
-        if verb == "show" and number == "partition":  # the partitions have no limits
-            return 0, "", ""
         if number not in self._jobs:
             return 1, "", f"{_UNKNOWN}\n"
         job = self.job(number)
         if verb == "requeue":
-            if job.state == "PENDING":
+            if job.state == "PENDING" or "--no-requeue" in job.options:
                 return 1, "", f"Requested operation is presently disabled for job {number}\n"
             self.change(number, state="PENDING", reason="BeginTime", nodes="", restarts=job.restarts + 1)
             return 0, "", ""
         shown = {"JobId": job.id, "JobName": job.name, "JobState": job.state, "Reason": job.reason}
-        shown |= {"Requeue": "1", "Restarts": str(job.restarts)}
+        shown |= {"Requeue": str(int("--no-requeue" not in job.options)), "Restarts": str(job.restarts)}
         return 0, " ".join(f"{key}={value}" for key, value in shown.items()) + "\n", ""

@@ -68,7 +68,7 @@ def add_checkpoint(folder: Path, iteration: int) -> None:
     (folder / f"iter_{iteration:07d}" / "manifest.json").write_text("{}")
 
 
-def at_each_look(fake: FakeSlurm, *steps: Callable[[], object], **behaviour: Any) -> None:
+def at_each_squeue(fake: FakeSlurm, *steps: Callable[[], object], **behaviour: Any) -> None:
     """Do the next of these at each call of squeue, before it answers."""
     left = iter(steps)
     fake.behave(meanwhile=lambda command: command == "squeue" and next(left, bool)(), **behaviour)

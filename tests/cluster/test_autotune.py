@@ -63,9 +63,8 @@ class Site:
 def site(tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A Slurm whose jobs finish at once."""
     made = Site(fake, tmp_path)
-    for module in ("autotune", "jobs"):
-        times = SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.clock, time=lambda: made.clock)
-        monkeypatch.setattr(f"cluster.{module}.time", times)
+    times = SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.clock, time=lambda: made.clock)
+    monkeypatch.setattr("cluster.jobs.time", times)
     return made
 
 
@@ -90,13 +89,6 @@ def test_the_fastest_of_the_best_predicted_layouts_is_written(tmp_path: Path, si
     assert chosen.world_size == 2 and Layout.of(chosen) == Layout.of(measured[best])
 
 
-def test_finished_layouts_are_not_run_again_unless_their_question_changed(site: Site) -> None:
-    assert site.tune("--top", 2).returncode == 0
-    assert site.tune("--top", 4).returncode == 0
-    assert len(site.fake.jobs()) == 4
-    assert site.tune("--top", 3, "model.dropout=0").returncode == 0 and len(site.fake.jobs()) == 7
-
-
 def test_a_layout_that_fails_or_never_starts_is_reported_and_tried_again_next_time(site: Site) -> None:
     looks: list[str] = []
 
@@ -115,3 +107,4 @@ def test_a_layout_that_fails_or_never_starts_is_reported_and_tried_again_next_ti
     assert [job.state for job in site.fake.jobs()] == ["CANCELLED", "TIMEOUT", "COMPLETED"]
     site.happens = site.finish
     assert site.tune("--top", 3).returncode == 0 and len(site.fake.jobs()) == 5, "the two that failed"
+    assert site.tune("--top", 3, "model.dropout=0").returncode == 0 and len(site.fake.jobs()) == 8, "another question"

@@ -4,14 +4,8 @@ from cluster.cancel import cancel, main
 from cluster.jobs import State, write_state
 from cluster.submit import submit
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import add_checkpoint, at_each_look, settings, slurm_job, state_of
+from tests.cluster.helpers import add_checkpoint, at_each_squeue, settings, slurm_job, state_of
 from tests.helpers import assert_one_line_error, called
-
-
-def test_a_job_in_the_queue_is_removed_from_it(folder: Path, fake: FakeSlurm) -> None:
-    job = slurm_job(folder, fake, "PENDING", State("1000", "requeued", restarts=2), reason="Priority")
-    assert cancel(folder, job).state == state_of(folder, job).state == "cancelled"
-    assert fake.job(job.id).state == "CANCELLED" and not (folder / "stop").exists(), "it would stop the next job"
 
 
 def test_a_running_job_is_asked_and_waited_for(folder: Path, fake: FakeSlurm) -> None:
@@ -21,7 +15,7 @@ def test_a_running_job_is_asked_and_waited_for(folder: Path, fake: FakeSlurm) ->
         write_state(folder, State(job.id, "cancelled", "asked"))
         fake.change(job.id, state="FAILED")
 
-    at_each_look(fake, bool, lambda: (folder / "stop").replace(folder / "stopped"), leave)
+    at_each_squeue(fake, bool, lambda: (folder / "stop").replace(folder / "stopped"), leave)
     assert cancel(folder, job).reason == "asked" and not fake.calls("scancel") and len(fake.calls("squeue")) == 3
 
 
@@ -32,7 +26,7 @@ def test_a_job_that_is_requeued_while_it_is_asked_is_cancelled(folder: Path, fak
         write_state(folder, State(job.id, "requeued", "preempted", restarts=1))
         fake.change(job.id, state="PENDING", reason="BeginTime", restarts=1)
 
-    at_each_look(fake, bool, requeue)
+    at_each_squeue(fake, bool, requeue)
     assert cancel(folder, job).state == state_of(folder, job).state == "cancelled"
     assert fake.job(job.id).state == "CANCELLED" and not (folder / "stop").exists()
 

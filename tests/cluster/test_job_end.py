@@ -36,6 +36,12 @@ CASES = {
     "no limit": (RESUME_ME, details(TimeLimit="UNLIMITED"), "requeued", "a signal"),
     "a silent controller": (RESUME_ME, {}, "requeued", "a signal"),
 }
+OUT_OF_MEMORY = (
+    "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may …",
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.",
+    "srun: error: node1: task 1: Out Of Memory",
+    "slurmstepd-node1: error: StepId=7.0 exceeded memory limit (384110592 > 209715200), being killed",
+)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -46,22 +52,14 @@ def test_the_end_of_a_job_decides_its_state(case: str) -> None:
     assert reason in after.reason and after.restarts == (1 if state == "requeued" else 0)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may …",
-        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.",
-        "srun: error: node1: task 1: Out Of Memory",
-        "slurmstepd-node1: error: StepId=7.0 exceeded memory limit (384110592 > 209715200), being killed",
-    ],
-)
-def test_a_job_that_is_out_of_memory_fails_and_names_the_key(folder: Path, fake: FakeSlurm, line: str) -> None:
-    job = slurm_job(folder, fake)
-    (folder / "logs" / f"{job.id}_0_log.out").write_text(f"iteration 7\n{line}\n")
-    end_job(folder, job, 137, 0, max_restarts=3)
-    after = state_of(folder, job)
-    assert after.state == "failed" and "raise cluster.mem_gb_per_task" in after.reason
-    assert fake.job(job.id).restarts == 0
+def test_a_job_that_is_out_of_memory_fails_and_names_the_key(folder: Path, fake: FakeSlurm) -> None:
+    for line in OUT_OF_MEMORY:
+        job = slurm_job(folder, fake)
+        (folder / "logs" / f"{job.id}_0_log.out").write_text(f"iteration 7\n{line}\n")
+        end_job(folder, job, 137, 0, max_restarts=3)
+        after = state_of(folder, job)
+        assert after.state == "failed" and "raise cluster.mem_gb_per_task" in after.reason, line
+        assert fake.job(job.id).restarts == 0
 
 
 def test_what_a_person_or_slurm_has_decided_already_counts_more() -> None:
@@ -105,12 +103,13 @@ def test_a_job_that_should_go_on_is_requeued_with_its_state_written_first(folder
     assert (fake.job(job.id).state, fake.job(job.id).restarts, seen) == ("PENDING", 1, ["queued", "requeued"])
 
 
-@pytest.mark.parametrize("name", ["stop", "stopped"])
-def test_a_person_who_asked_for_a_stop_gets_it(folder: Path, fake: FakeSlurm, name: str) -> None:
-    job = slurm_job(folder, fake)
-    (folder / name).touch()
-    end_job(folder, job, RESUME_ME, 0, max_restarts=3)
-    assert state_of(folder, job).state == "cancelled" and fake.job(job.id).restarts == 0
+def test_a_person_who_asked_for_a_stop_gets_it(folder: Path, fake: FakeSlurm) -> None:
+    for name in ("stop", "stopped"):
+        job = slurm_job(folder, fake)
+        (folder / name).touch()
+        end_job(folder, job, RESUME_ME, 0, max_restarts=3)
+        (folder / name).unlink()
+        assert state_of(folder, job).state == "cancelled" and fake.job(job.id).restarts == 0, name
 
 
 def test_a_start_that_lost_its_folder_changes_nothing(folder: Path, fake: FakeSlurm) -> None:
@@ -122,30 +121,31 @@ def test_a_start_that_lost_its_folder_changes_nothing(folder: Path, fake: FakeSl
     assert state_of(folder, job) == before and fake.job(job.id).restarts == 1
 
 
-def test_a_job_waits_for_a_controller_that_is_away(folder: Path, fake: FakeSlurm) -> None:
+def test_a_job_waits_for_a_controller_that_is_away_but_not_for_one_that_refuses(folder: Path, fake: FakeSlurm) -> None:
     job = slurm_job(folder, fake)
     fake.behave(silent=True, meanwhile=lambda _: len(fake.calls("scontrol")) >= 4 and fake.behave())
     end_job(folder, job, 137, 0, 3)
     assert len(fake.calls("scontrol")) >= 5 and fake.job(job.id).restarts == 1
+    job = slurm_job(folder, fake, options=["--no-requeue"])
+    end_job(folder, job, 137, 0, 3)
+    assert state_of(folder, job).state == "failed" and state_of(folder, job).reason.endswith("refused to requeue it")
 
 
-@pytest.mark.parametrize("state", ["TIMEOUT", "PREEMPTED", "NODE_FAIL", "CANCELLED", "FAILED", "OUT_OF_MEMORY"])
 def test_a_job_whose_batch_script_was_killed_is_requeued_unless_a_person_or_the_script_did_it(
-    folder: Path, fake: FakeSlurm, state: str
+    folder: Path, fake: FakeSlurm
 ) -> None:
-    job, again = slurm_job(folder, fake, state), state in ("TIMEOUT", "PREEMPTED", "NODE_FAIL")
-    after = requeue_dead(folder, job, State(job.id, "failed", f"Slurm's state: {state}"), max_restarts=3)
-    assert after.state == state_of(folder, job).state == ("requeued" if again else "failed")
-    assert fake.job(job.id).restarts == again
-    assert ("cluster.mem_gb_per_task" in after.reason) == (state == "OUT_OF_MEMORY")
+    for state in ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "CANCELLED", "FAILED", "OUT_OF_MEMORY"):
+        job, again = slurm_job(folder, fake, state), state in ("TIMEOUT", "PREEMPTED", "NODE_FAIL")
+        after = requeue_dead(folder, job, State(job.id, "failed", f"Slurm's state: {state}"), max_restarts=3)
+        assert after.state == state_of(folder, job).state == ("requeued" if again else "failed"), state
+        assert fake.job(job.id).restarts == again
+        assert ("cluster.mem_gb_per_task" in after.reason) == (state == "OUT_OF_MEMORY")
 
 
-@pytest.mark.parametrize(("code", "state", "restarts"), [(0, "finished", 0), (2, "failed", 0), (75, "requeued", 1)])
-def test_the_batch_script_ends_with_the_code_of_the_ranks_and_records_the_end(
-    tmp_path: Path, fake: FakeSlurm, code: int, state: str, restarts: int
-) -> None:
+def test_the_batch_script_ends_with_the_code_of_the_ranks_and_records_the_end(tmp_path: Path, fake: FakeSlurm) -> None:
     job = submit(settings(tmp_path, executor="slurm"), "tiny")
-    fake.change(job.id, state="RUNNING")
-    result = fake.run(job.id, exit_code=code)
-    assert result.returncode == code and state_of(tmp_path / "models/tiny", job).state == state, result.stderr
-    assert fake.job(job.id).restarts == restarts
+    for code, state, restarts in ((75, "requeued", 1), (2, "failed", 1), (0, "finished", 1)):
+        fake.change(job.id, state="RUNNING")
+        result = fake.run(job.id, exit_code=code)
+        assert result.returncode == code and state_of(tmp_path / "models/tiny", job).state == state, result.stderr
+        assert fake.job(job.id).restarts == restarts

@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.jobs import SILENT, Job, State, ask_slurm, current_state, write_state
-from cluster.slurm import QueuedJob
+from cluster.jobs import Job, State, current_state, query_jobs, write_state
+from cluster.slurm import SILENT, UNKNOWN, QueuedJob
 from tests.cluster.fake_slurm import FakeSlurm
 from tests.cluster.helpers import claim, model_folder, slurm_job
 
 
-def seen(state: str, reason: str = "None") -> dict[str, QueuedJob]:
-    return {"1000": QueuedJob("1000", "tiny", state, reason, "node1")}
+def seen(state: str, reason: str = "None") -> QueuedJob:
+    return QueuedJob("1000", "tiny", state, reason, "node1")
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def job(folder: Path) -> Job:
         (seen("COMPLETING"), "running", ""),
         (seen("CANCELLED"), "cancelled", "scancel"),
         (seen("NODE_FAIL"), "failed", "NODE_FAIL"),
-        ({}, "failed", ""),
-        (None, "queued", SILENT),
+        (None, "failed", ""),
+        (seen(UNKNOWN), "queued", SILENT),
     ],
 )
 def test_a_job_stands_as_slurm_says_until_it_has_recorded_its_end(
-    folder: Path, job: Job, queued: dict[str, QueuedJob] | None, state: str, reason: str
+    folder: Path, job: Job, queued: QueuedJob | None, state: str, reason: str
 ) -> None:
     found = current_state(folder, job, queued)
     assert found.state == state and reason in found.reason
@@ -38,7 +38,7 @@ def test_a_job_stands_as_slurm_says_until_it_has_recorded_its_end(
 
 def test_a_recorded_end_holds_until_a_person_requeues_the_job(folder: Path, job: Job) -> None:
     write_state(folder, recorded := State("1000", "out of restarts", "why", 4))
-    for queued in (seen("COMPLETED"), seen("CANCELLED"), {}, None):
+    for queued in (seen("COMPLETED"), seen("CANCELLED"), None, seen(UNKNOWN)):
         found = current_state(folder, job, queued)
         assert (found.state, found.reason, found.restarts) == (recorded.state, "why", 4)
     assert current_state(folder, job, seen("RUNNING")).state == "running"
@@ -46,20 +46,20 @@ def test_a_recorded_end_holds_until_a_person_requeues_the_job(folder: Path, job:
 
 def test_files_show_what_a_silent_controller_does_not(folder: Path, job: Job) -> None:
     claim(folder, "slurm-1000.0-0")
-    assert current_state(folder, job, None).state == "running"
+    assert current_state(folder, job, seen(UNKNOWN)).state == "running"
     write_state(folder, State("1000", "requeued", "time limit", restarts=1))
-    assert current_state(folder, job, None).state == "requeued", "the claim is that of the start before"
+    assert current_state(folder, job, seen(UNKNOWN)).state == "requeued", "the claim is that of the start before"
     (folder / "stopped").touch()
-    assert current_state(folder, job, None).state == "cancelled"
+    assert current_state(folder, job, seen(UNKNOWN)).state == "cancelled"
     (folder / "done.json").write_text("{}")
-    assert current_state(folder, job, None).state == "finished"
+    assert current_state(folder, job, seen(UNKNOWN)).state == "finished"
 
 
 def test_all_jobs_are_looked_up_with_one_call(folder: Path, tmp_path: Path, fake: FakeSlurm) -> None:
     jobs = [slurm_job(model_folder(tmp_path / str(number)), fake) for number in range(3)]
     fake.forget(jobs[1].id)
-    assert set(ask_slurm(jobs) or {}) == {jobs[0].id, jobs[2].id}
-    assert ask_slurm([jobs[1]]) == {}, "the only id is unknown: an error of squeue, which says something about the job"
+    assert set(query_jobs(jobs)) == {jobs[0].id, jobs[2].id}
+    assert query_jobs([jobs[1]]) == {}, "the only id is unknown: an error of squeue, which says something about the job"
     assert len(fake.calls("squeue")) == 2
     fake.behave(silent=True)
-    assert ask_slurm(jobs) is None
+    assert {job.state for job in query_jobs(jobs).values()} == {UNKNOWN}

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.corpus_jobs.batches import Request, Shard, accepted, write_batch
 from cluster.jobs import State
 from cluster.status import main
 from common.config import validate
+from common.settings import SiteSettings
 from tests.cluster.fake_slurm import FakeSlurm
 from tests.cluster.helpers import claim, slurm_job
 from tests.conftest import Command
@@ -50,21 +52,20 @@ def test_a_line_shows_how_far_a_training_is_and_how_long_it_takes(
     assert line.split() == expected.split()
 
 
-def test_a_training_that_hangs_names_the_collective_call(folders: list[Path], fake: FakeSlurm) -> None:
+def test_a_collective_call_that_hangs_and_the_documents_of_the_last_spike_are_named(
+    folders: list[Path], fake: FakeSlurm
+) -> None:
     slurm_job(folders[0], fake)
     beat = {"done": 20, "loss": 7.5, "seconds_left": 3600, "time": 2, "hangs_in": "nccl:all_reduce 8 of mesh_dp"}
     (folders[0] / "heartbeat" / "1000" / "rank_00000.json").write_text(json.dumps(beat))
-    assert rows(folders[0])[0]["reason"] == "hangs in nccl:all_reduce 8 of mesh_dp"
-
-
-def test_the_documents_of_the_last_spike_are_named(folders: list[Path], tmp_path: Path, command: Command) -> None:
     (folders[0] / "blame").mkdir()
     for iteration in (12, 20):
         record = {"iteration": iteration, "worst": [f"http://h.example/{iteration}", "a", "b", "c"]}
         (folders[0] / f"blame/iter_{iteration:07d}.json").write_text(json.dumps(record))
-    assert rows(folders[0])[0]["spikes"] == 2 and rows(folders[0])[0]["worst"][0] == "http://h.example/20"
-    line = command("cluster.status", folders[0], cwd=tmp_path).stdout.splitlines()[-1]
-    assert line == "a: spikes 2, last in http://h.example/20, a, b"
+    (found,) = rows(folders[0])
+    assert found["reason"] == "hangs in nccl:all_reduce 8 of mesh_dp"
+    assert found["spikes"] == 2 and found["worst"][0] == "http://h.example/20"
+    assert called(main, folders[0]).stdout.splitlines()[-1] == "a: spikes 2, last in http://h.example/20, a, b"
 
 
 def test_all_jobs_are_shown_with_their_reasons_after_one_call_of_squeue(folders: list[Path], fake: FakeSlurm) -> None:
@@ -105,3 +106,8 @@ def test_the_live_table_counts_the_shards_of_each_step(folders: list[Path], fake
     shown = called(main, "--watch").stdout
     assert [words[0] for words in fake.calls()] == ["squeue"] and re.search("^a +running ", shown, re.M)
     assert re.search("^clean .* 1/4 ", shown, re.M), "no temporary file, no shard of an older configuration"
+    shards = [Shard(name, name, "clean", "true", "/bin/bash", 1, []) for name in ("0001", "0003")]
+    accepted(write_batch(run, shards, [range(1), range(1, 2)], Request(1, 1, 1), SiteSettings()), "1001")
+    assert re.search("^clean .* 1/4 +- +- +- ", called(main).stdout, re.M), "Slurm does not know them any more"
+    fake.behave(silent=True)
+    assert re.search("^clean .* 1/4 +- +2 +- ", called(main).stdout, re.M)

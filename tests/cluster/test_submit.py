@@ -1,6 +1,7 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from submitit.helpers import DelayedSubmission
 
-from cluster import TrainingJob
-from cluster.jobs import Job, ask_slurm, read_job, read_state, write_job
-from cluster.submission import job_name
+from cluster import TrainingJob, submission
+from cluster.jobs import Job, query_jobs, read_job, read_state, write_job
+from cluster.submission import job_name, make_snapshot
 from cluster.submit import describe, main, submit
 from common.config import load_settings
 from common.errors import ConfigError, JobError
@@ -61,6 +63,15 @@ def test_every_key_of_a_site_becomes_its_directive_and_is_absent_by_default(tmp_
     assert {key: asked[key] for key in wanted} == wanted
     always = "cpus-per-task job-name nodes ntasks-per-node open-mode output requeue signal time"
     assert set(directives(script(tmp_path))) == set(always.split())
+    assert (asked["time"], directives(script(tmp_path))["signal"]) == ("1440", "USR2@90")
+    short = settings(tmp_path, executor="slurm").model_dump(mode="json")
+    short["models"]["tiny"]["time_limit_minutes"] = 2
+    asked = directives(describe(Settings.model_validate(short), "tiny"))
+    assert (asked["time"], asked["signal"]) == ("2", "USR2@30"), "after three quarters of its time"
+    own = ["--partition=new", "--no-requeue", "--signal=TERM@60"]
+    asked = directives(script(tmp_path, partition="gpu", sbatch=own))
+    assert (asked["partition"], asked["signal"], asked["no-requeue"]) == ("new", "TERM@60", "")
+    assert "requeue" not in asked, "options of the site win over ours"
 
 
 def test_a_model_may_ask_for_other_nodes_than_the_others(tmp_path: Path, fake: FakeSlurm) -> None:
@@ -103,21 +114,18 @@ def test_setup_runs_before_the_ranks_a_container_around_them_and_the_ranks_run_t
     assert wanted | {f"{folder}/logs/%j_%t_log.out"} <= set(srun(text))
 
 
-def test_a_short_job_is_told_to_save_after_three_quarters_of_its_time(tmp_path: Path) -> None:
-    short = settings(tmp_path, executor="slurm").model_dump(mode="json")
-    for minutes, told in ((2, "USR2@30"), (60, directives(script(tmp_path))["signal"])):
-        short["models"]["tiny"]["time_limit_minutes"] = minutes
-        asked = directives(describe(Settings.model_validate(short), "tiny"))
-        assert (asked["time"], asked["signal"]) == (str(minutes), told)
-
-
-def test_a_batch_script_is_valid_shell_in_a_folder_with_spaces(tmp_path: Path) -> None:
+def test_a_batch_script_is_valid_in_odd_folders_and_those_that_submitit_replaces_are_refused(tmp_path: Path) -> None:
     text = script(tmp_path / "my 'runs")
     body = text.replace(sys.executable, "python").partition("\nsrun ")[0]
     shown = f"python() {{ printf '%s\\n' \"$@\"; return 7; }}\n{body}\nexit 3"
     result = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=False)
     assert result.returncode == 7, result.stderr
     assert f"--folder\n{tmp_path}/my 'runs/models/tiny\n" in result.stdout and "--code\n3\n" in result.stdout
+    percent = script(tmp_path / "50%x")
+    logs = f"{tmp_path}/50%%x/models/tiny/logs"
+    assert directives(percent)["output"] == f"{logs}/%j_0_log.out" and f"--output={logs}/%j_%t_log.out" in srun(percent)
+    with pytest.raises(ConfigError, match=r"100%all/models/tiny/logs: submitit replaces %a"):
+        script(tmp_path / "100%all")
 
 
 def test_a_refusal_is_one_line_and_leaves_the_finished_run_alone(
@@ -135,52 +143,30 @@ def test_a_refusal_is_one_line_and_leaves_the_finished_run_alone(
     assert [path.name for path in (done.parent / "logs").iterdir()] == ["submission.out"]
 
 
-def test_percent_signs_in_folders_reach_slurm_escaped_and_those_that_submitit_replaces_are_refused(
-    tmp_path: Path,
-) -> None:
-    text = script(tmp_path / "50%x")
-    folder = f"{tmp_path}/50%%x/models/tiny/logs"
-    assert directives(text)["output"] == f"{folder}/%j_0_log.out" and f"--output={folder}/%j_%t_log.out" in srun(text)
-    with pytest.raises(ConfigError, match=r"100%all/models/tiny/logs: submitit replaces %a"):
-        script(tmp_path / "100%all")
-
-
-def test_options_of_the_site_win_over_ours(tmp_path: Path) -> None:
-    asked = directives(
-        script(tmp_path, partition="gpu", sbatch=["--partition=new", "--no-requeue", "--signal=TERM@60"])
-    )
-    assert (asked["partition"], asked["signal"], asked["no-requeue"]) == ("new", "TERM@60", "")
-    assert "requeue" not in asked
-
-
-def test_slurm_runs_a_training_job_through_submitit_whatever_a_wrapper_of_sbatch_prints(
-    tmp_path: Path, fake: FakeSlurm
-) -> None:
+def test_slurm_runs_a_training_job_through_submitit_and_it_is_recorded(tmp_path: Path, fake: FakeSlurm) -> None:
+    """Whatever a wrapper of sbatch prints, and if the submitter is killed after sbatch."""
     fake.behave(prints="Welcome! This replaces job 4711\n{};cluster")
-    folder, job = model_folder(tmp_path), submit(settings(tmp_path, executor="slurm"), "tiny")
-    assert [job.id] == [one.id for one in fake.jobs()]
-    found = DelayedSubmission.load(folder / "logs" / f"{job.id}_submitted.pkl").function
-    assert found == TrainingJob(f"{job.snapshot}/settings.yaml", "tiny", requeue=False)
-    kept = {f"{job.id}_submission.sh", f"{job.id}_submitted.pkl", "submission.out"}
-    assert {path.name for path in (folder / "logs").iterdir()} == kept
-    # a submitter that was killed after sbatch: the script itself puts the pickle in its place
-    (folder / "logs" / f"{job.id}_submitted.pkl").unlink()
-    fake.run(job.id)
-    assert DelayedSubmission.load(folder / "logs" / f"{job.id}_submitted.pkl").function == found
-
-
-def test_a_job_is_recorded_with_its_script_and_its_state(tmp_path: Path, fake: FakeSlurm) -> None:
-    ours = settings(tmp_path, executor="slurm")
-    folder = model_folder(tmp_path)
-    for name in ("done.json", "stop", "stopped"):
-        (folder / name).write_text("{}")
+    folder, ours = model_folder(tmp_path), settings(tmp_path, executor="slurm")
+    earlier = [folder / name for name in ("done.json", "stop", "stopped")]
+    for path in earlier:
+        path.write_text("{}")
     job = submit(ours, "tiny")
-    state = read_state(folder, job)
-    assert read_job(folder) == job and state is not None and state.state == "queued"
-    assert (folder / "logs" / f"{job.id}_submission.sh").read_text() == fake.job(job.id).script
-    assert not any((folder / name).exists() for name in ("done.json", "stop", "stopped")), "those of an earlier job"
+    state, (queued,) = read_state(folder, job), fake.jobs()
+    assert (queued.id, queued.name) == (job.id, job_name(ours, "tiny")) and read_job(folder) == job
+    assert state is not None and state.state == "queued" and not any(path.exists() for path in earlier)
+    pickle, script = (folder / "logs" / f"{job.id}_{name}" for name in ("submitted.pkl", "submission.sh"))
+    found = DelayedSubmission.load(pickle).function
+    assert found == TrainingJob(f"{job.snapshot}/settings.yaml", "tiny", requeue=False)
+    assert script.read_text() == queued.script
+    assert {*(folder / "logs").iterdir()} == {pickle, script, folder / "logs/submission.out"}
+    pickle.unlink()  # a submitter that was killed after sbatch: the script itself puts it in its place
+    fake.run(job.id)
+    assert DelayedSubmission.load(pickle).function == found
+
+
+def test_the_name_of_a_job_is_readable_and_unique_for_its_folder(tmp_path: Path) -> None:
     names = [job_name(settings(tmp_path / name), "tiny") for name in ("a/my run", "b/my run", "a/my run")]
-    assert names[0] == names[2] != names[1] and fake.job(job.id).name == job_name(ours, "tiny")
+    assert names[0] == names[2] != names[1]
     assert all(re.fullmatch(r"my_run-tiny-[0-9a-f]{8}", name) for name in names)
 
 
@@ -220,6 +206,37 @@ def test_a_finished_training_is_not_submitted_again(tmp_path: Path, fake: FakeSl
     line = ["--config", config, "--model", "tiny"]
     assert called(main, *line, "--wait").returncode == 0 and fake.jobs() == []
     assert called(main, *line, "train.iterations=21").returncode == 0 and len(fake.jobs()) == 1
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small copy of the code that snapshots are made of."""
+    folder = tmp_path / "sources"
+    for package in submission.PACKAGES:
+        (folder / package).mkdir(parents=True)
+        shutil.copy(ROOT / package / "__init__.py", folder / package)
+    monkeypatch.setattr(submission, "_ROOT", folder)
+    return folder
+
+
+def test_a_snapshot_keeps_the_code_and_the_settings_of_its_day(tmp_path: Path, sources: Path) -> None:
+    (sources / ".commit").write_text("abc123")
+    source = sources / "training" / "trainer.py"
+    source.write_text("old")
+    first = make_snapshot(settings(tmp_path / "run"), tmp_path)
+    assert (first / "code" / ".commit").read_text() == "abc123"
+    (sources / "training" / "__pycache__").mkdir()
+    (sources / "training" / "__pycache__" / "trainer.pyc").write_bytes(b"compiled")
+    assert make_snapshot(settings(tmp_path / "run"), tmp_path) == first and not list(first.rglob("__pycache__"))
+    source.write_text("new")
+    unfinished = first.with_name(f"{make_snapshot(settings(tmp_path / 'run'), tmp_path).name}.tmp")
+    unfinished.with_suffix("").rename(unfinished)
+    (unfinished / "code" / "half.py").touch()
+    second = make_snapshot(settings(tmp_path / "run"), tmp_path)
+    third = make_snapshot(settings(tmp_path / "other"), tmp_path)
+    assert len({first, second, third}) == 3 and not (second / "code" / "half.py").exists()
+    assert [(path / "code/training/trainer.py").read_text() for path in (first, second, third)] == ["old", "new", "new"]
+    assert yaml.safe_load((first / "settings.yaml").read_text())["run"] == str(tmp_path / "run")
 
 
 def waits_for_the_lock(folder: Path) -> bool:
@@ -270,7 +287,7 @@ def test_a_controller_on_this_machine_is_told_from_another_process_with_its_numb
         folder = model_folder(tmp_path)
         write_job(folder, job)
         assert submit(settings(tmp_path, {"data": 1}), "tiny") == job == read_job(folder)
-        assert ask_slurm([job]) and not ask_slurm([Job(id=str(os.getpid()), executor="local", logs="LOGS")])
+        assert query_jobs([job]) and not query_jobs([Job(id=str(os.getpid()), executor="local", logs="LOGS")])
         sleeper.kill()
         sleeper.wait()
-    assert not ask_slurm([job])
+    assert not query_jobs([job])

@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 
 from cluster.jobs import Job, State, write_state
-from cluster.wait import wait
+from cluster.submit import wait
 from common.errors import JobError
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import at_each_look, finish, slurm_job, state_of
+from tests.cluster.helpers import at_each_squeue, finish, slurm_job, state_of
 
 
-def test_waiting_ends_with_the_job_over_its_restarts(
+def test_waiting_ends_with_the_job_over_its_restarts_and_silences_of_the_controller(
     folder: Path, fake: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("common.progress.LOG_INTERVAL", 0)
@@ -19,10 +19,21 @@ def test_waiting_ends_with_the_job_over_its_restarts(
         write_state(folder, State(job.id, "requeued", "time limit", restarts=1))
         fake.change(job.id, state="PENDING", reason="BeginTime", restarts=1)
 
-    at_each_look(fake, bool, lambda: fake.change(job.id, state="RUNNING"), requeue, lambda: finish(folder, fake, job))
+    steps = (
+        bool,
+        lambda: fake.change(job.id, state="RUNNING"),
+        requeue,
+        lambda: at_each_squeue(
+            fake, bool, lambda: at_each_squeue(fake, lambda: finish(folder, fake, job)), silent=True
+        ),
+    )
+    at_each_squeue(fake, *steps)
     wait("tiny", folder, job, max_restarts=3)
-    _, running, requeued, done = capsys.readouterr().out.splitlines()
+    output, errors = capsys.readouterr()
+    _, running, requeued, silent, *_, done = output.splitlines()
     assert "running" in running and "requeued" in requeued and "restarts: 1" in requeued and "done.json" in done
+    assert "requeued" in silent and "does not answer" in silent
+    assert errors.count("does not answer; still waiting") == 1
 
 
 @pytest.mark.parametrize("state", ["failed", "out of restarts", "cancelled"])
@@ -57,17 +68,6 @@ def test_a_reason_that_cannot_pass_ends_the_wait_at_once(folder: Path, fake: Fak
     assert state_of(folder, job).state == "failed" and fake.job(job.id).state == "CANCELLED"
 
 
-def test_a_controller_that_is_away_ends_nothing(folder: Path, fake: FakeSlurm) -> None:
-    job = slurm_job(folder, fake)
-
-    def back() -> None:
-        fake.behave()
-        finish(folder, fake, job)
-
-    at_each_look(fake, bool, bool, back, silent=True)
-    wait("tiny", folder, job, 3)
-
-
 def test_a_job_whose_script_was_killed_at_the_time_limit_goes_on(folder: Path, fake: FakeSlurm) -> None:
     job = slurm_job(folder, fake, "TIMEOUT")
 
@@ -75,6 +75,16 @@ def test_a_job_whose_script_was_killed_at_the_time_limit_goes_on(folder: Path, f
         if fake.job(job.id).restarts:
             finish(folder, fake, job)
 
-    at_each_look(fake, *[look] * 1000)
+    at_each_squeue(fake, *[look] * 1000)
     wait("tiny", folder, job, 3)
     assert fake.job(job.id).restarts == 1
+
+
+def test_the_record_of_an_end_may_appear_after_the_job_has_left_slurm(
+    folder: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.jobs._LAG", 60)
+    job = slurm_job(folder, fake)
+    steps = (lambda: fake.change(job.id, state="COMPLETED"), bool, bool, lambda: finish(folder, fake, job))
+    at_each_squeue(fake, *steps)
+    wait("tiny", folder, job, 3)

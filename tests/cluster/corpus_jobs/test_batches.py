@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -5,10 +6,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.corpus_jobs.batches import Request, Shard, accepted, recorded, remove, split, write_batch
+from cluster.corpus_jobs import batches
+from cluster.corpus_jobs.batches import Request, Shard, accepted, context, recorded, remove, split, write_batch
+from common.console import QUIET
 from common.settings import SiteSettings
 from snakemake_scheduler_plugin_in_order import Scheduler
 from tests.conftest import ROOT
@@ -85,6 +89,21 @@ def test_a_batch_is_found_again_with_what_its_results_say(tmp_path: Path) -> Non
     assert first.running == 1 and first.alone, "after a requeue it has the time limit for itself"
     remove(first.folder)
     assert not (run / "slurm").exists()
+
+
+def test_a_full_disk_names_the_batch_and_leaves_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(batches, "_script", fails)
+    with pytest.raises(OSError, match=r"No space left on device: \S+/slurm/clean\."):
+        write_batch(tmp_path, [shard(0)], [range(1)], Request(1, 1, 1), SiteSettings())
+    assert not (tmp_path / "slurm").exists()
+
+
+def test_other_settings_are_another_context_but_not_other_variables() -> None:
+    first = context({"URLS_TO_GPT2_SETTINGS": "a", "HOME": "/root"})
+    assert first == context({"URLS_TO_GPT2_SETTINGS": "a", QUIET: "1"}) != context({"URLS_TO_GPT2_SETTINGS": "b"})
 
 
 def test_the_scheduler_takes_what_fits_in_the_order_of_priorities() -> None:

@@ -70,7 +70,7 @@ def test_results_are_on_disk_before_the_next_shard_starts(tmp_path: Path) -> Non
 def test_an_event_is_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
-    run_batch.Task(str(tmp_path), 0, "7", 0).record(start=1)
+    run_batch.Runner(str(tmp_path), 0, "7", 0).record(start=1)
     assert synced == [(tmp_path / "0.results").stat().st_size] and synced[0] > 0
 
 
@@ -101,5 +101,7 @@ def test_only_the_newest_start_of_a_task_goes_on(tmp_path: Path) -> None:
     (tmp_path / "0.results").write_text(
         '{"begin": 0, "job": "7"}\n{"begin": 2, "job": "7"}\n{"begin": 9, "job": "8"}\n'
     )
-    wanted = [run_batch.Task(str(tmp_path), 0, job, n).wanted() for job, n in (("7", 1), ("7", 2), ("7", 3), ("8", 9))]
+    wanted = [
+        run_batch.Runner(str(tmp_path), 0, job, n).wanted() for job, n in (("7", 1), ("7", 2), ("7", 3), ("8", 9))
+    ]
     assert wanted == [False, True, True, False]

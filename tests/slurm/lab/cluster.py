@@ -108,11 +108,8 @@ class Lab:
 
 
 @contextmanager
-def slurm(folder: Path, nodes: int = 2, gpus: int = 0, kill_wait: int = 5) -> Iterator[Lab]:
-    """Start a cluster in `folder`; all its processes are killed at the end.
-
-    `gpus` is the number of fake GPUs per node, `kill_wait` the seconds between SIGTERM and SIGKILL (Slurm's own: 30).
-    """
+def slurm(folder: Path, nodes: int = 2, gpus: int = 0) -> Iterator[Lab]:
+    """Start a cluster with `gpus` fake GPUs per node in `folder`; all its processes are killed at the end."""
     if len(str(folder)) > 95:
         raise ValueError(f"{folder}: too long for the unix sockets in it (at most 95 characters)")
     names = tuple(f"node{number}" for number in range(1, nodes + 1))
@@ -121,7 +118,7 @@ def slurm(folder: Path, nodes: int = 2, gpus: int = 0, kill_wait: int = 5) -> It
     config = {"SLURM_CONF": str(folder / "etc" / "slurm.conf"), processes.MARK: str(folder)}
     lab = Lab(folder, {**os.environ, "PATH": PATH, **config}, names)
     with ports(nodes + 1) as first_port:
-        write_config(folder, nodes, gpus, first_port, kill_wait)
+        write_config(folder, nodes, gpus, first_port)
         with processes.killed_at_the_end(folder):
             _start_munge(lab)
             lab.start_controller()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 SYSTEM_FOLDER = Path("/etc/slurm")  # inside a lab's mount namespace this is the lab's own configuration
 
-
 _SLURM = """\
 ClusterName=lab
 SlurmctldHost=localhost(127.0.0.1)
@@ -43,7 +42,7 @@ PreemptMode=REQUEUE
 SlurmdTimeout=15
 ReturnToService=2
 MessageTimeout=10
-KillWait={kill_wait}
+KillWait=5
 MinJobAge=600
 FirstJobId={first_job}
 AccountingStorageType=accounting_storage/none
@@ -54,12 +53,11 @@ PartitionName=low MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=
 """
 
 
-def write_config(lab: Path, nodes: int, gpus: int, first_port: int, kill_wait: int) -> None:
+def write_config(lab: Path, nodes: int, gpus: int, first_port: int) -> None:
     """Write slurm.conf and gres.conf to `lab`/etc; the controller listens on `first_port`, node N on that plus N."""
     folder = lab / "etc"
     text = _SLURM.format(
         lab=lab,
-        kill_wait=kill_wait,
         controller=first_port,
         nodes=nodes,
         node_ports=f"[{first_port + 1}-{first_port + nodes}]" if nodes > 1 else first_port + 1,
