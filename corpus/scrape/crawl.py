@@ -7,11 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from common.errors import ConfigError, PageError
 from common.progress import Meter
-from corpus.extract.pool import ExtractPool
+from common.workers import Workers
 from corpus.scrape.fetch import Fetcher
 from corpus.scrape.journal import key_of
 from corpus.scrape.network import AddressOverrides
@@ -80,7 +81,8 @@ async def crawl(queues: CrawlQueues, cache: OutcomeCache, rules: UrlRules, worke
     with _exit_on_signals():
         async with AsyncExitStack() as stack:
             fetcher = await stack.enter_async_context(Fetcher(cache.settings, rules, rules.allow_private))
-            pool = await stack.enter_async_context(ExtractPool(cache.settings, workers))
+            pool = stack.enter_context(Workers(workers))
+            pool.start()  # now: it forks, and later there are threads
             done = len(queues.refused) + sum(map(cache.is_done, queues.positions()))
             meter = stack.enter_context(Meter("scrape", "pages", total=len(queues.keys), done=done))
             run = Crawl(fetcher, pool, cache, meter)
@@ -91,9 +93,10 @@ async def crawl(queues: CrawlQueues, cache: OutcomeCache, rules: UrlRules, worke
 class Crawl:
     """One crawl: hosts in parallel, the pages of a host one by one, each outcome to the journal."""
 
-    def __init__(self, fetcher: Fetcher, pool: ExtractPool, cache: OutcomeCache, meter: Meter) -> None:
+    def __init__(self, fetcher: Fetcher, pool: Workers, cache: OutcomeCache, meter: Meter) -> None:
         self.fetcher, self.pool, self.cache, self.archive, self.meter = fetcher, pool, cache, cache.archive, meter
         self.journal = cache.journal
+        self._page_outcome = partial(page_outcome, cache.settings)
         self.reasons: Counter[str] = Counter()
         self.parked: set[int] = set()
         """URLs with a known outcome that are given up in this list, after too many failures of their host."""
@@ -171,13 +174,10 @@ class Crawl:
     async def _extract(self, url: str, page: FetchedPage) -> None:
         """Extract the text of a page, record the outcome and release the page's slot."""
         try:
-            found = await self.pool.extract(page.body, page.content_type, page.url, page.reserved_by or "")
-        except PageError as error:
+            outcome = await asyncio.wrap_future(self.pool.submit(self._page_outcome, page))
             # a page that is not to be mined is not kept in the archive either
-            opted_out = error.reason in ROBOTS_REASONS | TDM_REASONS
-            self._record(url, None if opted_out else page, reason=error.reason)
-        else:
-            self._record(url, page, **page_outcome(page, found))
+            opted_out = outcome.get("reason") in ROBOTS_REASONS | TDM_REASONS
+            self._record(url, None if opted_out else page, **outcome)
         finally:
             self.fetcher.slots.release()
 

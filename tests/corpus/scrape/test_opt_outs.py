@@ -10,7 +10,7 @@ from common.settings import ScrapeSettings
 from corpus.extract.extractors import load_extractors
 from corpus.extract.pool import extract_allowed
 from corpus.scrape.__main__ import main
-from corpus.scrape.opt_outs import judged_by_headers, parse_tdmrep, reserves
+from corpus.scrape.opt_outs import parse_tdmrep, reserves
 from corpus.scrape.response import FetchedPage
 from tests.corpus.scrape.fetching import Visits
 from tests.corpus.scrape.shards import BUSY, DOWN, Shard, article
@@ -28,11 +28,9 @@ def outcome(headers: list[tuple[str, str]], head: str, **changes: Any) -> str:
     """The reason by which a page is dropped, or `ok`."""
     settings = ScrapeSettings(**{"opt_outs": "obey", "extractors": ["newspaper3k"], **changes})
     body = (head if head.startswith("<?xml") else f"<html><head>{head}</head><body>{TEXT}</body></html>").encode()
-    page = FetchedPage("http://one.example/", 200, "OK", tuple(headers), "text/html", body, body)
+    page = FetchedPage("http://one.example/", 200, "OK", tuple(headers), "text/html; charset=utf-8", body, body)
     try:
-        page = judged_by_headers(page, settings)
-        request = (body, "text/html; charset=utf-8", page.url, page.reserved_by or "")
-        return extract_allowed(request, settings, EXTRACTORS).text and "ok"
+        return extract_allowed(page, settings, EXTRACTORS).text and "ok"
     except PageError as error:
         return error.reason
 
