@@ -80,7 +80,7 @@ async def crawl(queues: CrawlQueues, cache: OutcomeCache, rules: UrlRules, worke
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # idle connections exceed the usual 1,024
     with _exit_on_signals():
         async with AsyncExitStack() as stack:
-            fetcher = await stack.enter_async_context(Fetcher(cache.settings, rules, rules.allow_private))
+            fetcher = await stack.enter_async_context(Fetcher(cache.settings, rules))
             pool = stack.enter_context(Workers(workers))
             pool.start()  # now: it forks, and later there are threads
             done = len(queues.refused) + sum(map(cache.is_done, queues.positions()))

@@ -4,7 +4,7 @@ import time
 from yarl import URL
 
 from common.errors import PageError
-from corpus.scrape.robots import RobotsRules, fetch_robots, parse_robots
+from corpus.scrape.robots import PathRules, fetch_robots, parse_robots, robots_rules
 from corpus.urls.url import Url, parse_url
 from tests.corpus.scrape.google_robots import CASES, DEPARTURES
 
@@ -46,7 +46,7 @@ def test_large_files_take_no_longer_than_their_lines_and_are_read_up_to_the_limi
     lines = [f"User-agent: *{n}" for n in range(12_000)] + [f"Disallow: /{n}" for n in range(12_000)]
     assert allowed("\n".join(lines), "/page")  # Protego would store 144 million rules
     for pattern in ("/*a{}", "/*{}*b$", "/*.html?*&page={}"):
-        rules = RobotsRules((pattern.format(number), False) for number in range(8000))
+        rules = robots_rules((pattern.format(number), False) for number in range(8000))
         started = time.process_time()
         assert all(rules.allows(f"/shop/item-{letter}.html?x=1&page=none") for letter in "abcdefghij")
         assert not rules.allows("/shop/a7123.html?b&page=7123b") and time.process_time() - started < 0.05, pattern
@@ -58,7 +58,7 @@ def test_large_files_take_no_longer_than_their_lines_and_are_read_up_to_the_limi
     assert text[: 500 * 1024].endswith(b"Allow: /") and not allowed(text, "/secret"), "a line that is cut is ignored"
 
 
-def answered(*answers: bytes | str) -> RobotsRules | str:
+def answered(*answers: bytes | str) -> PathRules | str:
     """The rules or the reason that these answers to robots.txt requests give: a body, a URL, or `!` and a reason."""
     left = list(answers)
 
@@ -68,7 +68,7 @@ def answered(*answers: bytes | str) -> RobotsRules | str:
             raise PageError(answer[1:])
         return answer
 
-    return asyncio.run(fetch_robots(URL("http://one.example"), ROBOT, ask))
+    return asyncio.run(fetch_robots("http://one.example", ROBOT, ask))
 
 
 def test_what_cannot_be_read_closes_the_host_and_what_is_missing_forbids_nothing() -> None:
@@ -81,7 +81,7 @@ def test_what_cannot_be_read_closes_the_host_and_what_is_missing_forbids_nothing
         assert (answered(other, f"!{reason}") == "robots_unreachable") is (reason != "private_host")
     for reason in (*(f"http_{status}" for status in (204, 400, 403, 404, 499)), "redirect_refused"):
         rules = answered(f"!{reason}")
-        assert isinstance(rules, RobotsRules) and rules.allows("/page"), reason
+        assert isinstance(rules, PathRules) and rules.allows("/page"), reason
     for redirects, answer in ((5, False), (6, True)):
         rules = answered(*(f"http://host{n}.example/" for n in range(redirects)), b"User-agent: *\nDisallow: /\n")
-        assert isinstance(rules, RobotsRules) and rules.allows("/page") is answer
+        assert isinstance(rules, PathRules) and rules.allows("/page") is answer
