@@ -30,12 +30,12 @@ from common.files import expand_inputs, read_lines, require_regular
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.runner import ShardStep, StepOptions, step_options
+from corpus.scrape.archive import Archive, write_records
 from corpus.scrape.crawl import Crawl, CrawlQueues, crawl, require_contact, sort_into_queues
 from corpus.scrape.journal import Journal
 from corpus.scrape.offline import extract_archives
 from corpus.scrape.outcome_cache import OutcomeCache, outcome_settings
 from corpus.scrape.pages import Outcome, largest_hosts, outcome_writer
-from corpus.scrape.warc import Archive, write_records
 from corpus.urls.rules import UrlRules
 
 

@@ -15,9 +15,10 @@ from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from common.workers import Workers
 from corpus.runner import ShardStep, StepOptions
+from corpus.scrape.archive import read_pages
 from corpus.scrape.pages import Outcome, outcome_writer, page_outcome
 from corpus.scrape.response import FetchedPage
-from corpus.scrape.warc import read_pages, read_records
+from corpus.scrape.warc import read_records
 from corpus.urls.rules import SeenUrls, UrlRules, hash64
 
 _PAGES_PER_WORKER = 4  # in memory: one is being extracted, the others wait

@@ -18,10 +18,10 @@ from typing import Any
 from common.console import note
 from common.errors import ConfigError
 from common.settings import ScrapeSettings
+from corpus.scrape.archive import Archive
 from corpus.scrape.journal import Entry, Journal, OutcomeSettings
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from corpus.scrape.pages import Outcome
-from corpus.scrape.warc import Archive
 from corpus.urls.rules import UrlRules
 
 OUTCOME_KEYS = ("extractors", "extract_timeout", "max_bytes", "max_redirects")

@@ -5,8 +5,8 @@ import pytest
 from warcio.archiveiterator import ArchiveIterator
 
 from common.errors import InputError
+from corpus.scrape.archive import Archive, read_pages
 from corpus.scrape.response import FetchedPage
-from corpus.scrape.warc import Archive, read_pages
 from tests.warc_records import http, record
 
 HTML = b"<p>Hello</p>"

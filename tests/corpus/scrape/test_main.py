@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from corpus.scrape.warc import read_pages
+from corpus.scrape.archive import read_pages
 from corpus.urls.url import document_id
 from tests import rude_server as rude
 from tests.conftest import ROOT

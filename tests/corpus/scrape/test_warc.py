@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import InputError
-from corpus.scrape.warc import read_pages
+from corpus.scrape.archive import read_pages
 from tests.warc_records import http, record, write_warc
 
 HTML = b"<p>Hello</p>"
