@@ -138,12 +138,10 @@ def _run(crawling: Coroutine[Any, Any, Crawl], urls: Path) -> Crawl:
     try:
         return asyncio.run(crawling)
     except BaseExceptionGroup as group:
-        error = group.exceptions[0]
+        error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        if isinstance(error, OutageError):
-            raise OutageError(f"{urls}: {error}") from None
-        raise error from None
+        raise (OutageError(f"{urls}: {error}") if isinstance(error, OutageError) else error) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,18 +175,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths = expand_inputs(arguments.warc)
         require_regular(paths, "corpus.scrape --warc")
         stats = extract_archives(paths, arguments.output, settings.scrape, settings.blacklist, **options)
-        stats.finish(arguments.stats)
-        return 0
-    stats = scrape(
-        arguments.urls,
-        arguments.output,
-        settings.scrape,
-        settings.blacklist,
-        archive=arguments.archive,
-        refetch=arguments.refetch,
-        site=arguments.site,
-        **options,
-    )
+    else:
+        stats = scrape(
+            arguments.urls,
+            arguments.output,
+            settings.scrape,
+            settings.blacklist,
+            archive=arguments.archive,
+            refetch=arguments.refetch,
+            site=arguments.site,
+            **options,
+        )
     stats.finish(arguments.stats)
     return 0
 
