@@ -1,12 +1,10 @@
-import json
 from pathlib import Path
 
 import orjson
-import pytest
 
 from common.files import fingerprint, read_lines
 from common.settings import BlacklistSettings
-from corpus.blacklist import blacklist, main
+from corpus.blacklist import blacklist
 from corpus.urls.hosts import registered_domain
 from corpus.urls.url import parse_url
 
@@ -31,27 +29,6 @@ def test_kept_urls_come_out_in_input_order_and_rejects_name_their_reason(tmp_pat
     assert (stats.documents_in, stats.documents_out) == (5, 2)
     assert dict(stats.reasons) == {"extension": 1, "duplicate": 1, "malformed": 1}
     assert stats.extra["inputs"] == {str(source): fingerprint(source)}
-
-
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [
-        ((), ["good"]),
-        (("blacklist.min_score=2",), ["good", "low"]),
-        (("blacklist.over_18=true", "blacklist.self_posts=true"), ["good", "adult", "self"]),
-    ],
-)
-def test_submissions_are_taken_by_score_age_and_kind(tmp_path: Path, options: tuple[str, ...], kept: list[str]) -> None:
-    entries = [
-        {"url": "http://a.example/good", "score": 3, "over_18": False, "is_self": False},
-        {"url": "http://a.example/low", "score": 2},
-        {"url": "http://a.example/adult", "score": 9, "over_18": True},
-        {"url": "http://a.example/self", "score": 9, "is_self": True},
-        {"no_url": 1},
-    ]
-    (tmp_path / "RS.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries) + "{broken\n")
-    assert main(["--input", str(tmp_path / "RS.jsonl"), "--output", str(tmp_path / "out.txt"), *options]) == 0
-    assert (tmp_path / "out.txt").read_text().split() == [f"http://a.example/{name}" for name in kept]
 
 
 def test_a_domain_lives_in_one_shard_and_shards_keep_the_order_whatever_the_workers(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def urls(draw: st.DrawFn) -> str:
     return f"{scheme}{host}{start}{draw(PATHS)}{ending}"
 
 
-def check(block: bytes) -> CheckedUrls:
-    return check_lines(SETTINGS[0], UrlRules(SETTINGS[0]), block)
+def check(block: bytes, settings: BlacklistSettings = SETTINGS[0]) -> CheckedUrls:
+    return check_lines(settings, UrlRules(settings), block)
 
 
 @settings(max_examples=60)
@@ -64,6 +64,10 @@ def test_the_fields_of_a_submission_decide_and_may_be_booleans_numbers_or_string
     for (field, verdict), all_given in values.items():
         for value in all_given:
             assert check(orjson.dumps({**usual, field: value})).verdicts == [verdict], (field, value)
+    liberal = BlacklistSettings(min_score=2, over_18=True, self_posts=True)
+    for change in ({"score": 2}, {"over_18": True}, {"is_self": True}, {"score": "2"}):
+        assert check(orjson.dumps(usual | change), liberal).verdicts == [0]
+    assert check(orjson.dumps({"url": usual["url"]})).verdicts == [0]
     checked = check(b"http://a.example/1\n\xffhttp://a.example/2\r\n\n# no entry\n{broken\n")
     assert checked.urls == ["http://a.example/1", "\ufffdhttp://a.example/2", "{broken"]
     assert checked.verdicts == [0, "malformed", "malformed"]
