@@ -242,8 +242,8 @@ def _exit_on_signals() -> Iterator[None]:
             task.cancel()
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    handled = [number for number, handler in handlers.items() if handler is not signal.SIG_IGN]
-    for number in handled:
+    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in handlers:
         loop.add_signal_handler(number, stop, number)
     try:
         yield
@@ -252,6 +252,6 @@ def _exit_on_signals() -> Iterator[None]:
             raise SystemExit(128 + received[0]) from None
         raise
     finally:
-        for number in handled:
+        for number, handler in handlers.items():
             loop.remove_signal_handler(number)
-            signal.signal(number, handlers[number])
+            signal.signal(number, handler)
