@@ -39,6 +39,7 @@ def test_rules_for_this_robot_win_over_those_for_all_and_those_for_others_are_ig
         assert not allowed(group, "/p"), agent
     for agent in ("urls", "urls-to-gpt2-images", "my-urls-to-gpt2", "to-*", ""):
         assert allowed(f"User-agent: {agent}\nDisallow: /\n", "/p"), agent
+    assert allowed("User-agent: *\nDisallow: /", "/robots.txt?now") and not allowed("User-agent: *\nDisallow: /", "/")
 
 
 def test_large_files_take_no_longer_than_their_lines_and_are_read_up_to_the_limit_of_the_rfc() -> None:
