@@ -116,7 +116,7 @@ class Crawl:
                         host = tasks.create_task(self._crawl_host(queue, tasks))
                         host.add_done_callback(lambda _: active.release())
                 self._record_failures(self._unconfirmed.pop_confirmed())
-                self._record_failures(await self._unconfirmed.pop_rest(queues, self.cache.reason))
+                self._record_failures(await self._unconfirmed.rest(queues, self.cache.reason))
                 syncing.cancel()
         finally:
             self._sync()
@@ -148,7 +148,7 @@ class Crawl:
                 self._fail(url, error)
                 await asyncio.sleep(0)  # failures without a request may also come by the thousand
                 continue
-            host_failed = page is None and (self.cache.known(position) or {}).get("host_failed")
+            host_failed = page is None and self.cache.known(position).get("host_failed")
             failures, no_response = failures + 1 if host_failed else 0, False
             if page is not None:
                 tasks.create_task(self._extract(url, page))
@@ -161,8 +161,7 @@ class Crawl:
             response = self.archive.read(key_of(url), self.fetcher.settings.max_bytes)
             if isinstance(response, str):
                 raise PageError(response)
-            hops = (self.cache.known(position) or {}).get("hops", ())
-            page = replace(response, requested=url, hops=tuple(hops))
+            page = replace(response, requested=url, hops=tuple(self.cache.known(position).get("hops", ())))
             if self.fetcher.settings.opt_outs == "obey":
                 page = await self.fetcher.judge(page)
             await self.fetcher.slots.acquire()

@@ -50,10 +50,10 @@ class UnconfirmedFailures:
         while self._failures and self._failures[0].response_count < self._fetcher.response_count:
             yield self._failures.popleft()
 
-    async def pop_rest(
+    async def rest(
         self, queues: Sequence[Sequence[tuple[int, str]]], reason: Callable[[int], str]
     ) -> Sequence[Failure]:
-        """Remove and return the failures after the last response. Raises OutageError if the network seems down.
+        """The failures after the last response, at the end of a crawl. Raises OutageError if the network seems down.
 
         Up to three sites that responded before, in this run or an earlier one, are probed by their robots.txt; one
         response proves that the network is up. If no site ever responded, it is an outage.
@@ -69,9 +69,7 @@ class UnconfirmedFailures:
         probed = sorted(responsive, key=silent.__contains__)[:_PROBED_SITES]  # first those without failures
         for site in probed:
             if await self._fetcher.probe(responsive[site]):
-                failures = tuple(self._failures)  # `pop_confirmed` may have taken some during the probe
-                self._failures.clear()
-                return failures
+                return self._failures  # `pop_confirmed` may have taken some during the probe
         reasons = Counter(failure.outcome["reason"] for failure in self._failures)
         also = f", nor {len(probed)} that answered before" if probed else ""
         raise OutageError(

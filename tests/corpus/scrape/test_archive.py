@@ -52,8 +52,9 @@ def test_opening_cuts_off_a_torn_record_and_finds_new_complete_ones(tmp_path: Pa
             assert archive.responses == written
         assert path.read_bytes() == whole
     with Archive(path) as archive:
-        found = archive.read(old, LIMIT)
-        assert isinstance(found, FetchedPage) and found.requested == old
+        for requested in (f"{URL}a", old):
+            found = archive.read(requested, LIMIT)
+            assert isinstance(found, FetchedPage) and found.requested == requested
     path.write_bytes(whole[:-9])
     with Archive(path) as archive:
         archive.append(page("c"))

@@ -49,6 +49,7 @@ SAME = [
     ("HTTP://EXAMPLE.org:80", "http://example.org/"),
     ("http://example.org/%7euser/%C3%A9", "http://example.org/~user/é"),
     ("http://example.org/a?utm_source=x&b=1&fbclid=2", "http://example.org/a?b=1"),
+    ("http://example.org/a?b=%7e?c", "http://example.org/a?b=~?c"),
     ("http://bücher.example/", "http://xn--bcher-kva.example./"),
     ("http://example.org/x/../a/./b", "http://example.org/x/%2E%2e/a\\b"),
 ]
