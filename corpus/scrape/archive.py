@@ -232,7 +232,7 @@ class Archive:
         with self.path.open("rb") as file:
             file.seek(start)
             records = read_records(file, self.path, lambda record: parse_response(record, max_bytes))
-            _, _, response = next(records, (0, 0, DAMAGED))
+            response: Any = next((found for _, _, found in records), DAMAGED)
         if response is not DAMAGED:
             return cast(FetchedPage | str, response[1])
         raise InputError(f"{self.path}: the record at byte {start} ({key}) has changed; run it again")
