@@ -64,7 +64,8 @@ def test_opening_cuts_off_a_torn_record_and_finds_new_complete_ones(tmp_path: Pa
 def test_files_of_another_kind_are_never_touched(tmp_path: Path) -> None:
     path = tmp_path / "other.warc.gz"
     one_stream = gzip.compress(b"".join(record(f"{URL}{n}", http(HTML)) for n in range(3)), mtime=0)
-    for content in (b"a text", one_stream):
+    truncated = gzip.compress(bytes(range(256)) * 9_000, mtime=0)[:-9]
+    for content in (b"a text", one_stream, truncated):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"other\.warc\.gz: "):
             Archive(path)

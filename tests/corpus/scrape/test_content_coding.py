@@ -12,12 +12,13 @@ from common.errors import PageError
 from corpus.scrape.response import decode_body, media_type, unframed
 
 brotlied = partial(brotli.compress, quality=1)
+SKIPPABLE = b"\x5f\x2a\x4d\x18\x04\0\0\0skip"  # a zstd frame
 ENCODERS: Mapping[str, Callable[[bytes], bytes]] = {
     "X-GZIP ": lambda body: gzip.compress(body[:9]) + gzip.compress(body[9:]),
     " Deflate": lambda body: zlib.compress(body)[2:-4],  # without zlib's header
     "deflate ": zlib.compress,
     "br": brotlied,
-    "zstd": lambda body: zstandard.compress(body[:9]) + zstandard.compress(body[9:]),
+    "zstd": lambda body: zstandard.compress(body[:9]) + SKIPPABLE + zstandard.compress(body[9:]),
 }
 WORDS = b"".join(b"word %d " % number for number in range(20_000))
 
