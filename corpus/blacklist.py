@@ -29,7 +29,6 @@ from common.settings import BlacklistSettings
 from common.stats import Stats
 from common.workers import batched, process_map
 from corpus.runner import ShardStep
-from corpus.urls.domain_lists import DomainListReport
 from corpus.urls.rules import SeenUrls, UrlRules
 from corpus.urls.url import document_id
 
@@ -148,12 +147,15 @@ def blacklist(
     stats, earlier, check = step.stats, SeenUrls(), partial(_check, settings.model_dump_json(), len(outputs))
     pending: list[list[str]] = [[] for _ in outputs]
     blocks = (block for path in step.noted(inputs) for block in read_blocks(path))
-    _report_lists(_rules(settings.model_dump_json(), len(outputs))[1].domains.lists, stats)
-    if known:
-        known_blocks = (block for path in known for block in read_blocks(path))
-        with process_map(check, known_blocks, workers) as blocks_checked:
-            for checked in blocks_checked:
-                earlier.add(np.array(checked.hashes, dtype=np.uint64))
+    for entries in _rules(settings.model_dump_json(), len(outputs))[1].domains.lists:
+        if entries.unusable:
+            warn(f"{entries}")
+            counts = {"entries": entries.entries, "unusable": entries.unusable, "first_unusable": entries.first}
+            stats.extra.setdefault("domain_lists", {})[entries.name] = counts
+    known_blocks = (block for path in known for block in read_blocks(path))
+    with process_map(check, known_blocks, workers) as blocks_checked:
+        for checked in blocks_checked:
+            earlier.add(np.array(checked.hashes, dtype=np.uint64))
     with (
         process_map(check, blocks, workers) as blocks_checked,
         output_files(outputs) as files,
@@ -193,18 +195,6 @@ def blacklist(
         if not stats.documents_in and not allow_empty:
             raise InputError(f"{', '.join(map(str, inputs))}: no URLs inside; give a list with one URL per line")
     return stats
-
-
-def _report_lists(lists: Sequence[DomainListReport], stats: Stats) -> None:
-    """Warn of entries in lists of domains that can never match, and count them in the statistics."""
-    for entries in lists:
-        if entries.unusable:
-            warn(f"{entries}")
-            stats.extra.setdefault("domain_lists", {})[entries.name] = {
-                "entries": entries.entries,
-                "unusable": entries.unusable,
-                "first_unusable": entries.first,
-            }
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,10 +25,12 @@ import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import turbohtml
 from turbohtml import detect  # also registers the decoders
+
+from corpus.urls.hosts import is_address
+from corpus.urls.url import parse_url
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _PARAMETER = re.compile(r"""(?:^|[;,\s])charset\s*=\s*["']?\s*([^\s"';,]+)""", re.IGNORECASE)
@@ -83,11 +85,8 @@ def _unmarked(body: bytes) -> str | None:
         return "utf-16-le"
     if zeros == (True, False, True, False):
         return "utf-16-be"
-    return "whatwg-iso-2022-jp" if _has_escapes(body) and _detect(body, None) == "whatwg-iso-2022-jp" else None
-
-
-def _has_escapes(body: bytes) -> bool:
-    return b"\x1b" in body and body.isascii()
+    has_escapes = b"\x1b" in body and body.isascii()
+    return "whatwg-iso-2022-jp" if has_escapes and _detect(body, None) == "whatwg-iso-2022-jp" else None
 
 
 def _encoding(label: str) -> str | None:
@@ -153,13 +152,12 @@ def _detect(body: bytes, tld: str | None) -> str:
 
 
 def _top_level_domain(url: str) -> str | None:
-    """The last label of a URL's host; None for an address."""
+    """The last label of a URL's host; None for an address or a malformed URL."""
     try:
-        host = urlsplit(url).hostname or ""
-        label = host.rpartition(".")[2].encode("idna").decode("ascii").lower()
+        host = parse_url(url).host
     except ValueError:
         return None
-    return label if re.fullmatch(r"(?!\d+$)[a-z0-9-]+", label) else None
+    return None if is_address(host) else host.rpartition(".")[2]
 
 
 def decode(body: bytes, content_type: str, url: str = "") -> str:

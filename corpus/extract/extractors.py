@@ -9,7 +9,7 @@ be killed. A new extractor is a loader below, an entry in `_LOADERS`, and its na
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -38,10 +38,6 @@ class Extracted:
     date: str
     """ISO date of publication; empty if none was found."""
     extractor: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields as plain data."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Extraction in worker processes: a page that hangs, crashes or exhausts memory fails alone.
 
-    async with ExtractPool(settings, workers=8) as pool:
-        found = await pool.extract(body, "text/html", "http://one.example/")
+    with Workers(8) as pool:
+        pool.start()
+        found = pool.submit(partial(extract_in_child, settings), page).result()
 
-Each worker of the pool loads the libraries (a second) and hands its pages to a child that it forks (milliseconds). An
-alarm kills the child if a page takes too long. Workers end with the pool's process and children with their worker, even
-if those are killed.
+Each worker loads the libraries (a second) and hands its pages to a child that it forks (milliseconds). An alarm kills
+the child if a page takes too long. Workers end with the pool's process and children with their worker, even if those
+are killed.
 
 A page may map `extract_memory_mb`; RLIMIT_AS of a child is a third more. At that limit libraries give up, crash or
 return half a page, so a result only counts if its page stayed within the memory. What earlier pages leaked must not
@@ -13,7 +14,6 @@ decide: a child that leaked much is replaced, and if a used child meets a large 
 page again. pebble's pool has no fresh process on demand, so that the outcome would depend on the pages before.
 """
 
-import asyncio
 import gc
 import os
 import resource
@@ -22,52 +22,25 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from common.child_process import die_with_parent
 from common.errors import PageError, ToolkitError
 from common.settings import ScrapeSettings
-from common.workers import Workers
 from corpus.extract.charset import decode
 from corpus.extract.extractors import Extracted, Extractor, extract, load_extractors
-from corpus.scrape.opt_outs import meta_opt_out
+from corpus.scrape.opt_outs import judged_by_headers, meta_opt_out
+from corpus.scrape.response import FetchedPage
 
 PAGES_PER_CHILD = 500  # then it is replaced: lxml and the libraries above it leak
 _KILL_GRACE = 1.0  # seconds; when a job's processes are killed one by one, a page must not be blamed for its child
-_OUT_OF_MEMORY = {"reason": "extract_memory"}
+_OUT_OF_MEMORY = "extract_memory"
 _WARM_UP = b"<html><body><article><h1>Title</h1><p>The first page is slow.</p></article></body></html>"
 _SLACK = 1 / 3  # of the memory: how much a child may leak, and how far its limit exceeds the page's
-
-Request = tuple[bytes, str, str, str]
-"""Body, content type, URL, and what reserves the page unless its <meta> says otherwise ("" for nothing)."""
-Reply = dict[str, Any]
-"""The fields of `Extracted`, or `reason`."""
-
-
-class ExtractPool:
-    """Extracts up to `workers` pages at once. Raises InputError if the library of an extractor is missing."""
-
-    def __init__(self, settings: ScrapeSettings, workers: int) -> None:
-        self._function = partial(extract_in_child, settings)
-        self._pool = Workers(workers)
-
-    async def __aenter__(self) -> "ExtractPool":
-        self._pool.start()  # now: it forks, and later there are threads
-        return self
-
-    async def __aexit__(self, *error: Any) -> None:
-        self._pool.__exit__(*error)
-
-    async def extract(self, body: bytes, content_type: str, url: str, reserved_by: str = "") -> Extracted:
-        """Extract the text of a page. Raises PageError with the reason (`extract_timeout`, `extract_memory`, …)."""
-        reply = await asyncio.wrap_future(self._pool.submit(self._function, (body, content_type, url, reserved_by)))
-        if "reason" in reply:
-            raise PageError(reply["reason"])
-        return Extracted(**reply)
 
 
 # ---------------------------------------------------------------------------------------------- in a worker
@@ -76,29 +49,33 @@ _child: "_Child | None" = None
 """The child of this worker process."""
 
 
-def extract_in_child(settings: ScrapeSettings, request: Request) -> Reply:
-    """Extract a page in this process' child, or again in a fresh child if the used one cannot decide."""
+def extract_in_child(settings: ScrapeSettings, page: FetchedPage) -> Extracted | str:
+    """The text of a page, or the reason why it has none (`extract_timeout`, `extract_memory`, …).
+
+    This process' child extracts it, or a fresh child if the used one cannot decide. Raises ToolkitError if the library
+    of an extractor is missing.
+    """
     global _child
     while True:
         child = _child = _child or _Child(settings)
         was_used, child.used = child.used, True
         try:
-            child.connection.send(request)
+            child.connection.send(page)
             reply, leaving = child.connection.recv()
         except (EOFError, ConnectionError):
             _child, code = None, child.wait()
             if code == -signal.SIGALRM:
-                return {"reason": "extract_timeout"}
+                return "extract_timeout"
             if code == -signal.SIGKILL:
                 time.sleep(_KILL_GRACE)
             elif was_used:
                 continue
-            return {"reason": "extract_crash"}
+            return "extract_crash"
         if leaving:
             _child = None
             child.wait()
         if reply is not None:
-            return dict(reply)
+            return cast(Extracted | str, reply)
 
 
 class _Child:
@@ -145,14 +122,14 @@ def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _serve(connection: Connection, settings: ScrapeSettings, extractors: Sequence[Extractor], worker: int) -> NoReturn:
-    """Answer requests with (reply, whether this process exits); no reply means that a fresh child must retry."""
+    """Answer pages with (reply, whether this process exits); no reply means that a fresh child must retry."""
     die_with_parent(worker)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills the process at once, even inside a C library
     memory = _MemoryUse(settings.extract_memory_mb << 20)
     with suppress(EOFError, ConnectionError):
         for served in range(1, PAGES_PER_CHILD + 1):
-            reply: Reply | None = _reply(connection.recv(), settings, extractors)
+            reply: Extracted | str | None = _reply(connection.recv(), settings, extractors)
             peak, is_fresh = memory.peak(), served == 1
             if reply == _OUT_OF_MEMORY or peak > (1 if is_fresh else 1 - _SLACK):
                 reply = _OUT_OF_MEMORY if is_fresh else None
@@ -163,25 +140,26 @@ def _serve(connection: Connection, settings: ScrapeSettings, extractors: Sequenc
     os._exit(0)
 
 
-def _reply(request: Request, settings: ScrapeSettings, extractors: Sequence[Extractor]) -> Reply:
-    """The reply to a request. The process is killed if it takes longer than `extract_timeout`."""
+def _reply(page: FetchedPage, settings: ScrapeSettings, extractors: Sequence[Extractor]) -> Extracted | str:
+    """The text of a page, or why it has none. The process is killed if that takes longer than `extract_timeout`."""
     signal.setitimer(signal.ITIMER_REAL, settings.extract_timeout)
     try:
-        return extract_allowed(request, settings, extractors).as_dict()
+        return extract_allowed(page, settings, extractors)
     except PageError as error:
-        return {"reason": error.reason}
+        return error.reason
     except MemoryError:
         return _OUT_OF_MEMORY
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def extract_allowed(request: Request, settings: ScrapeSettings, extractors: Sequence[Extractor]) -> Extracted:
+def extract_allowed(page: FetchedPage, settings: ScrapeSettings, extractors: Sequence[Extractor]) -> Extracted:
     """`extract`, if the page has not opted out. Raises PageError with the reason."""
-    body, content_type, url, reserved_by = request
+    body, content_type, url = page.body, page.content_type, page.url
     if settings.opt_outs == "obey":
-        is_html = not content_type.lower().lstrip().startswith("text/plain")
-        reason = meta_opt_out(decode(body, content_type, url), settings, reserved_by) if is_html else reserved_by
+        reason = judged_by_headers(page, settings).reserved_by or ""
+        if not content_type.lower().lstrip().startswith("text/plain"):
+            reason = meta_opt_out(decode(body, content_type, url), settings, reason)
         if reason:
             raise PageError(reason)
     return extract(body, content_type, url, extractors)

@@ -30,12 +30,12 @@ from common.files import expand_inputs, read_lines, require_regular
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.runner import ShardStep, StepOptions, step_options
+from corpus.scrape.archive import Archive, write_records
 from corpus.scrape.crawl import Crawl, CrawlQueues, crawl, require_contact, sort_into_queues
 from corpus.scrape.journal import Journal
 from corpus.scrape.offline import extract_archives
 from corpus.scrape.outcome_cache import OutcomeCache, outcome_settings
 from corpus.scrape.pages import Outcome, largest_hosts, outcome_writer
-from corpus.scrape.warc import Archive, write_records
 from corpus.urls.rules import UrlRules
 
 
@@ -138,12 +138,10 @@ def _run(crawling: Coroutine[Any, Any, Crawl], urls: Path) -> Crawl:
     try:
         return asyncio.run(crawling)
     except BaseExceptionGroup as group:
-        error = group.exceptions[0]
+        error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        if isinstance(error, OutageError):
-            raise OutageError(f"{urls}: {error}") from None
-        raise error from None
+        raise (OutageError(f"{urls}: {error}") if isinstance(error, OutageError) else error) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,18 +175,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths = expand_inputs(arguments.warc)
         require_regular(paths, "corpus.scrape --warc")
         stats = extract_archives(paths, arguments.output, settings.scrape, settings.blacklist, **options)
-        stats.finish(arguments.stats)
-        return 0
-    stats = scrape(
-        arguments.urls,
-        arguments.output,
-        settings.scrape,
-        settings.blacklist,
-        archive=arguments.archive,
-        refetch=arguments.refetch,
-        site=arguments.site,
-        **options,
-    )
+    else:
+        stats = scrape(
+            arguments.urls,
+            arguments.output,
+            settings.scrape,
+            settings.blacklist,
+            archive=arguments.archive,
+            refetch=arguments.refetch,
+            site=arguments.site,
+            **options,
+        )
     stats.finish(arguments.stats)
     return 0
 

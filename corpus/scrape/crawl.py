@@ -7,11 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from common.errors import ConfigError, PageError
 from common.progress import Meter
-from corpus.extract.pool import ExtractPool
+from common.workers import Workers
 from corpus.scrape.fetch import Fetcher
 from corpus.scrape.journal import key_of
 from corpus.scrape.network import AddressOverrides
@@ -79,8 +80,9 @@ async def crawl(queues: CrawlQueues, cache: OutcomeCache, rules: UrlRules, worke
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # idle connections exceed the usual 1,024
     with _exit_on_signals():
         async with AsyncExitStack() as stack:
-            fetcher = await stack.enter_async_context(Fetcher(cache.settings, rules, rules.allow_private))
-            pool = await stack.enter_async_context(ExtractPool(cache.settings, workers))
+            fetcher = await stack.enter_async_context(Fetcher(cache.settings, rules))
+            pool = stack.enter_context(Workers(workers))
+            pool.start()  # now: it forks, and later there are threads
             done = len(queues.refused) + sum(map(cache.is_done, queues.positions()))
             meter = stack.enter_context(Meter("scrape", "pages", total=len(queues.keys), done=done))
             run = Crawl(fetcher, pool, cache, meter)
@@ -91,9 +93,10 @@ async def crawl(queues: CrawlQueues, cache: OutcomeCache, rules: UrlRules, worke
 class Crawl:
     """One crawl: hosts in parallel, the pages of a host one by one, each outcome to the journal."""
 
-    def __init__(self, fetcher: Fetcher, pool: ExtractPool, cache: OutcomeCache, meter: Meter) -> None:
+    def __init__(self, fetcher: Fetcher, pool: Workers, cache: OutcomeCache, meter: Meter) -> None:
         self.fetcher, self.pool, self.cache, self.archive, self.meter = fetcher, pool, cache, cache.archive, meter
         self.journal = cache.journal
+        self._page_outcome = partial(page_outcome, cache.settings)
         self.reasons: Counter[str] = Counter()
         self.parked: set[int] = set()
         """URLs with a known outcome that are given up in this list, after too many failures of their host."""
@@ -113,7 +116,7 @@ class Crawl:
                         host = tasks.create_task(self._crawl_host(queue, tasks))
                         host.add_done_callback(lambda _: active.release())
                 self._record_failures(self._unconfirmed.pop_confirmed())
-                self._record_failures(await self._unconfirmed.pop_rest(queues, self.cache.reason))
+                self._record_failures(await self._unconfirmed.rest(queues, self.cache.reason))
                 syncing.cancel()
         finally:
             self._sync()
@@ -145,7 +148,7 @@ class Crawl:
                 self._fail(url, error)
                 await asyncio.sleep(0)  # failures without a request may also come by the thousand
                 continue
-            host_failed = page is None and (self.cache.known(position) or {}).get("host_failed")
+            host_failed = page is None and self.cache.known(position).get("host_failed")
             failures, no_response = failures + 1 if host_failed else 0, False
             if page is not None:
                 tasks.create_task(self._extract(url, page))
@@ -158,8 +161,7 @@ class Crawl:
             response = self.archive.read(key_of(url), self.fetcher.settings.max_bytes)
             if isinstance(response, str):
                 raise PageError(response)
-            hops = (self.cache.known(position) or {}).get("hops", ())
-            page = replace(response, requested=url, hops=tuple(hops))
+            page = replace(response, requested=url, hops=tuple(self.cache.known(position).get("hops", ())))
             if self.fetcher.settings.opt_outs == "obey":
                 page = await self.fetcher.judge(page)
             await self.fetcher.slots.acquire()
@@ -171,13 +173,10 @@ class Crawl:
     async def _extract(self, url: str, page: FetchedPage) -> None:
         """Extract the text of a page, record the outcome and release the page's slot."""
         try:
-            found = await self.pool.extract(page.body, page.content_type, page.url, page.reserved_by or "")
-        except PageError as error:
+            outcome = await asyncio.wrap_future(self.pool.submit(self._page_outcome, page))
             # a page that is not to be mined is not kept in the archive either
-            opted_out = error.reason in ROBOTS_REASONS | TDM_REASONS
-            self._record(url, None if opted_out else page, reason=error.reason)
-        else:
-            self._record(url, page, **page_outcome(page, found))
+            opted_out = outcome.get("reason") in ROBOTS_REASONS | TDM_REASONS
+            self._record(url, None if opted_out else page, **outcome)
         finally:
             self.fetcher.slots.release()
 
@@ -242,8 +241,8 @@ def _exit_on_signals() -> Iterator[None]:
             task.cancel()
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    handled = [number for number, handler in handlers.items() if handler is not signal.SIG_IGN]
-    for number in handled:
+    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in handlers:
         loop.add_signal_handler(number, stop, number)
     try:
         yield
@@ -252,6 +251,6 @@ def _exit_on_signals() -> Iterator[None]:
             raise SystemExit(128 + received[0]) from None
         raise
     finally:
-        for number in handled:
+        for number, handler in handlers.items():
             loop.remove_signal_handler(number)
-            signal.signal(number, handlers[number])
+            signal.signal(number, handler)

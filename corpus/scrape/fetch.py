@@ -15,9 +15,9 @@ from yarl import URL
 from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.scrape.network import NO_RESPONSE, AddressOverrides, open_session
-from corpus.scrape.opt_outs import TDMREP_PATH, judged_by_headers, parse_tdmrep, reserves
+from corpus.scrape.opt_outs import TDMREP_PATH, judged_by_headers, parse_tdmrep
 from corpus.scrape.response import PAGE_TYPES, FetchedPage, read_response, to_page_error
-from corpus.scrape.robots import RobotsRules, RuleIndex, fetch_file, fetch_robots
+from corpus.scrape.robots import PathRules, fetch_file, fetch_robots
 from corpus.urls.hosts import is_private_host, registered_domain
 from corpus.urls.rules import UrlRules
 from corpus.urls.url import Url, parse_url
@@ -36,10 +36,10 @@ class _HostState:
     """When the next request may start, on the loop's clock."""
     crawl_delay: float = 0.0
     robots_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    robots: dict[str, RobotsRules | str] = field(default_factory=dict)
+    robots: dict[str, PathRules | str] = field(default_factory=dict)
     """Rules by origin (scheme, host, port), or the reason why nothing of that origin may be fetched."""
     tdmrep_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    tdmrep: dict[str, RuleIndex | str] = field(default_factory=dict)
+    tdmrep: dict[str, PathRules | str] = field(default_factory=dict)
     """Rules of tdmrep.json by origin, or the reason why they cannot be known."""
     response_count: int = 0
 
@@ -51,18 +51,17 @@ class Fetcher:
     it is done with the page. This applies back-pressure to fetching when extraction is slow.
     """
 
-    def __init__(self, settings: ScrapeSettings, rules: UrlRules, allow_private: bool = False) -> None:
+    def __init__(self, settings: ScrapeSettings, rules: UrlRules) -> None:
         self.settings, self.rules = settings, rules
         self.addresses = AddressOverrides(settings.resolve)
         self.slots = asyncio.Semaphore(settings.concurrency)
         self.response_count = 0
         """Responses so far, from all hosts: they show that the network is up."""
-        self._allow_private = allow_private
         self._hosts: defaultdict[str, _HostState] = defaultdict(_HostState)  # 20 KB each with a typical robots.txt
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Fetcher":
-        self._session = await self._stack.enter_async_context(open_session(self.settings, self._allow_private))
+        self._session = await self._stack.enter_async_context(open_session(self.settings, self.rules.allow_private))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -86,9 +85,7 @@ class Fetcher:
         """Request the robots.txt of a URL's host; returns whether the host responds at all."""
         before = self.response_count
         with suppress(PageError):
-            robots = parse_url(parse_url(url).site + "/robots.txt")
-            if isinstance(await self._with_retries(robots, None), FetchedPage):
-                self.slots.release()
+            await self._request_file(parse_url(parse_url(url).site + "/robots.txt"))
         return self.response_count > before
 
     async def _follow_redirects(self, url: str) -> FetchedPage:
@@ -128,27 +125,20 @@ class Fetcher:
 
     async def _check_robots(self, url: Url) -> None:
         """Raise PageError if robots.txt forbids a URL or cannot be fetched."""
-        host = self._hosts[url.host]
-        sent = URL(url.text)
-        origin = sent.origin()
+        host, sent = self._hosts[url.host], URL(url.text)
+        origin = str(sent.origin())
         async with host.robots_lock:
-            robots = host.robots.get(str(origin))
-            if robots is None:
-                robots = host.robots[str(origin)] = await self._fetch_robots(origin, host)
+            if origin not in host.robots:
+                robots = await fetch_robots(origin, self.settings.robot_token, self._request_file)
+                host.robots[origin] = robots
+                host.crawl_delay = max(host.crawl_delay, 0.0 if isinstance(robots, str) else robots.crawl_delay)
+        robots = "crawl_delay" if host.crawl_delay > _MAX_WAIT else host.robots[origin]
         if isinstance(robots, str):
             error = PageError(robots)
             error.no_response = robots in NO_RESPONSE or (robots == "robots_unreachable" and not host.response_count)
             raise error
         if not robots.allows(sent.raw_path_qs):  # the path as sent
             raise PageError("robots")
-
-    async def _fetch_robots(self, origin: URL, host: _HostState) -> RobotsRules | str:
-        """The rules of an origin, or why nothing may be fetched from it. Sets the host's Crawl-delay."""
-
-        robots = await fetch_robots(origin, self.settings.robot_token, self._request_file)
-        if not isinstance(robots, str):
-            host.crawl_delay = max(host.crawl_delay, robots.crawl_delay)
-        return "crawl_delay" if host.crawl_delay > _MAX_WAIT else robots
 
     async def _request_file(self, url: Url) -> bytes | str:
         """The body of a file of any type, or the URL of a redirect."""
@@ -180,9 +170,9 @@ class Fetcher:
             error.no_response = rules in NO_RESPONSE or not host.response_count
             error.off_site = registered_domain(target.host) != registered_domain(parse_url(page.requested).host)
             raise error
-        return replace(page, reserved_by="tdmrep") if reserves(rules, sent.raw_path_qs) else page
+        return replace(page, reserved_by="tdmrep") if not rules.allows(sent.raw_path_qs) else page
 
-    async def _fetch_tdmrep(self, origin: str) -> RuleIndex | str:
+    async def _fetch_tdmrep(self, origin: str) -> PathRules | str:
         """The rules of an origin, or why they are unknown. None without the file (4xx), or if robots.txt forbids it."""
         url = parse_url(origin + TDMREP_PATH)
         try:
@@ -201,7 +191,7 @@ class Fetcher:
             return
         if not self.settings.contact:
             raise PageError("no_contact")
-        if is_private_host(host) and not self._allow_private:
+        if is_private_host(host) and not self.rules.allow_private:
             raise PageError("private_host")
 
     async def _with_retries(self, url: Url, types: frozenset[str] | None) -> FetchedPage | str:

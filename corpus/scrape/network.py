@@ -9,10 +9,10 @@ import ipaddress
 import re
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -31,26 +31,6 @@ _BLANK_LINE = re.compile(rb"\n\r?\n")
 NO_RESPONSE = frozenset({"connection", "dns", "tls", "timeout", "private_host"})
 """Reasons of requests without a response. `private_host` is one: captive portals resolve names to private addresses."""
 
-Result = TypeVar("Result")
-
-
-async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
-    """`asyncio.to_thread` for calls that may hang: the thread is not joined at exit.
-
-    There is no thread pool, which hanging calls would fill. The slots of the Fetcher bound the number of threads.
-    """
-    answer: Future[Result] = Future()
-    answer.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            answer.set_result(function())
-        except Exception as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return await asyncio.wrap_future(answer)
-
 
 class PublicResolver(AbstractResolver):
     """DNS without private addresses. aiohttp connects to exactly the addresses returned here, so DNS rebinding between
@@ -63,18 +43,27 @@ class PublicResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """The public addresses of a name. Raises PageError if all are private, OSError if there are none."""
-        found = await _in_daemon_thread(
-            lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
-        )
+        """The public addresses of a name. Raises PageError if all are private, OSError if there are none.
+
+        A look-up may hang, so it has its own daemon thread: hanging ones would fill a pool, and be joined at exit. The
+        slots of the Fetcher bound the number of threads.
+        """
+        found: Future[list[tuple[Any, ...]]] = Future()
+        found.set_running_or_notify_cancel()
+
+        def look_up() -> None:
+            try:
+                found.set_result(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG))
+            except Exception as error:
+                found.set_exception(error)
+
+        threading.Thread(target=look_up, daemon=True).start()
         numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-        answers = [
-            ResolveResult(
-                hostname=host, host=str(address[0]), port=int(address[1]), family=kind, proto=protocol, flags=numeric
-            )
-            for kind, _, protocol, _, address in found
+        allowed = [
+            ResolveResult(hostname=host, host=address[0], port=address[1], family=kind, proto=protocol, flags=numeric)
+            for kind, _, protocol, _, address in await asyncio.wrap_future(found)
+            if self._allow_private or not is_private_address(address[0])
         ]
-        allowed = [answer for answer in answers if self._allow_private or not is_private_address(answer["host"])]
         if not allowed:
             raise PageError("private_host")
         return allowed

@@ -1,22 +1,24 @@
 """Extract the pages of WARC files without a network: `python -m corpus.scrape --warc FILE... --output FILE`."""
 
-import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from threading import Semaphore
 from typing import Unpack
 
 import numpy as np
 
-from common.errors import EmptyResultError, PageError
+from common.errors import EmptyResultError
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
-from corpus.extract.pool import ExtractPool
+from common.workers import Workers
 from corpus.runner import ShardStep, StepOptions
-from corpus.scrape.opt_outs import judged_by_headers
+from corpus.scrape.archive import read_pages
 from corpus.scrape.pages import Outcome, outcome_writer, page_outcome
 from corpus.scrape.response import FetchedPage
-from corpus.scrape.warc import read_pages, read_records
+from corpus.scrape.warc import read_records
 from corpus.urls.rules import SeenUrls, UrlRules, hash64
 
 _PAGES_PER_WORKER = 4  # in memory: one is being extracted, the others wait
@@ -49,58 +51,29 @@ def _drop_reason(page: FetchedPage, rules: UrlRules, seen: SeenUrls) -> str | No
     return None if seen.add(np.array([hash64(parsed.canonical)], dtype=np.uint64))[0] else "duplicate"
 
 
-async def _extract_all(
-    pages: Iterable[tuple[str, FetchedPage | Outcome]], settings: ScrapeSettings, workers: int
-) -> AsyncGenerator[tuple[str, Outcome], None]:
-    """Each URL and its outcome, in order, while later pages are extracted."""
-    slots = asyncio.Semaphore(_PAGES_PER_WORKER * workers)
-    waiting: deque[tuple[str, asyncio.Task[Outcome]]] = deque()
-
-    async def extract(page: FetchedPage | Outcome) -> Outcome:
-        try:
-            if not isinstance(page, FetchedPage):
-                return page
-            if settings.opt_outs == "obey":
-                page = judged_by_headers(page, settings)
-            found = await pool.extract(page.body, page.content_type, page.url, page.reserved_by or "")
-            return page_outcome(page, found)
-        except PageError as error:
-            return {"reason": error.reason}
-        finally:
-            slots.release()
-
-    async with ExtractPool(settings, workers) as pool:
-        try:
-            for url, page in pages:
-                await slots.acquire()
-                waiting.append((url, asyncio.create_task(extract(page))))
-                while waiting and (waiting[0][1].done() or len(waiting) > _MAX_WAITING):
-                    yield waiting[0][0], await waiting[0][1]
-                    waiting.popleft()
-            while waiting:
-                yield waiting[0][0], await waiting[0][1]
-                waiting.popleft()
-        finally:
-            for _, task in waiting:
-                task.cancel()
-            await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
-
-
 def extracted(
     pages: Iterable[tuple[str, FetchedPage | Outcome]], settings: ScrapeSettings, workers: int
 ) -> Iterator[tuple[str, Outcome]]:
     """Yield each URL and its outcome, in order, while worker processes extract later pages."""
-    outcomes = _extract_all(pages, settings, workers)
-
-    async def following() -> tuple[str, Outcome] | None:
-        return await anext(outcomes, None)
-
-    with asyncio.Runner() as runner:
-        try:
-            while (found := runner.run(following())) is not None:
-                yield found
-        finally:
-            runner.run(outcomes.aclose())
+    slots = Semaphore(_PAGES_PER_WORKER * workers)
+    waiting: deque[tuple[str, Future[Outcome]]] = deque()
+    extract = partial(page_outcome, settings)
+    with Workers(workers) as pool:
+        pool.start()
+        for url, page in pages:
+            if isinstance(page, FetchedPage):
+                slots.acquire()
+                outcome = pool.submit(extract, page)
+                outcome.add_done_callback(lambda _: slots.release())
+            else:
+                outcome = Future()
+                outcome.set_result(page)
+            waiting.append((url, outcome))
+            while waiting and (waiting[0][1].done() or len(waiting) > _MAX_WAITING):
+                url, outcome = waiting.popleft()
+                yield url, outcome.result()
+        for url, outcome in waiting:
+            yield url, outcome.result()
 
 
 def extract_archives(

@@ -1,7 +1,7 @@
 """Opt-outs of a page and its site: robots directives, and the TDM Reservation Protocol.
 
     judged_by_headers(page, settings)                      X-Robots-Tag and tdm-reservation, before extraction
-    reserves(parse_tdmrep(body), "/books/1")               /.well-known/tdmrep.json
+    not parse_tdmrep(body).allows("/books/1")              /.well-known/tdmrep.json
     meta_opt_out(html, settings, reserved_by="tdmrep")     <meta>, which has the last word on TDM
 
 Robots directives have no standard; as in Google's documentation, all that apply to this robot are added up. Of the
@@ -19,7 +19,7 @@ import turbohtml
 from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.scrape.response import FetchedPage
-from corpus.scrape.robots import Rule, RuleIndex, make_rule
+from corpus.scrape.robots import PathRules
 
 TDMREP_PATH = "/.well-known/tdmrep.json"
 ROBOTS_REASONS = frozenset({"x_robots_tag", "meta_robots"})
@@ -66,23 +66,19 @@ def judged_by_headers(page: FetchedPage, settings: ScrapeSettings) -> FetchedPag
     return page if reserved is None else replace(page, reserved_by="tdm_header" if reserved else "")
 
 
-def parse_tdmrep(body: bytes) -> RuleIndex:
+def parse_tdmrep(body: bytes) -> PathRules:
     """The rules of a tdmrep.json: the first location that matches counts. None in what is no list in JSON."""
     try:
         found = orjson.loads(body.removeprefix(b"\xef\xbb\xbf")) if len(body) <= _MAX_BYTES else None
     except orjson.JSONDecodeError:
         found = None
-    rules: list[Rule] = []
+    locations: list[tuple[str, bool]] = []
     for rule in found if isinstance(found, list) else []:
         if isinstance(rule, dict) and isinstance(location := rule.get("location"), str) and location.strip():
             reserved = _reserved([rule.get("tdm-reservation")])
-            rules += [] if reserved is None else [make_rule(-len(rules), not reserved, location.strip())]
-    return RuleIndex(rules)
-
-
-def reserves(rules: RuleIndex, path: str) -> bool:
-    """Whether a tdmrep.json reserves a path with its query, as sent."""
-    return not rules.decide(path)
+            if reserved is not None:
+                locations.append((location.strip(), not reserved))
+    return PathRules(locations)
 
 
 def meta_opt_out(html: str, settings: ScrapeSettings, reserved_by: str) -> str:

@@ -50,34 +50,26 @@ class UnconfirmedFailures:
         while self._failures and self._failures[0].response_count < self._fetcher.response_count:
             yield self._failures.popleft()
 
-    async def pop_rest(
+    async def rest(
         self, queues: Sequence[Sequence[tuple[int, str]]], reason: Callable[[int], str]
     ) -> Sequence[Failure]:
-        """Remove and return the failures after the last response. Raises OutageError if the network seems down.
+        """The failures after the last response, at the end of a crawl. Raises OutageError if the network seems down.
 
         Up to three sites that responded before, in this run or an earlier one, are probed by their robots.txt; one
         response proves that the network is up. If no site ever responded, it is an outage.
         """
-        failures = tuple(self._failures)
-        if not failures:
+        if not self._failures:
             return ()
-        silent = {_site(failure.url) for failure in failures}
+        silent = {_site(failure.url) for failure in self._failures}
         responsive: dict[str, str] = {}
         for queue in queues:
             url = next((url for position, url in queue if reason(position) not in _NO_EVIDENCE), None)
             if url is not None:
                 responsive.setdefault(_site(url), url)
-        await self._probe(responsive, silent)
-        failures = tuple(self._failures)  # `pop_confirmed` may have taken some during the probe
-        self._failures.clear()
-        return failures
-
-    async def _probe(self, responsive: dict[str, str], silent: set[str]) -> None:
-        """Raise OutageError unless one of a few responsive sites responds; sites without failures are probed first."""
-        probed = sorted(responsive, key=silent.__contains__)[:_PROBED_SITES]
+        probed = sorted(responsive, key=silent.__contains__)[:_PROBED_SITES]  # first those without failures
         for site in probed:
             if await self._fetcher.probe(responsive[site]):
-                return
+                return self._failures  # `pop_confirmed` may have taken some during the probe
         reasons = Counter(failure.outcome["reason"] for failure in self._failures)
         also = f", nor {len(probed)} that answered before" if probed else ""
         raise OutageError(

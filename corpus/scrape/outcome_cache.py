@@ -18,10 +18,10 @@ from typing import Any
 from common.console import note
 from common.errors import ConfigError
 from common.settings import ScrapeSettings
+from corpus.scrape.archive import Archive
 from corpus.scrape.journal import Entry, Journal, OutcomeSettings
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from corpus.scrape.pages import Outcome
-from corpus.scrape.warc import Archive
 from corpus.urls.rules import UrlRules
 
 OUTCOME_KEYS = ("extractors", "extract_timeout", "max_bytes", "max_redirects")
@@ -58,18 +58,16 @@ class OutcomeCache:
         self.journal, self.settings, self.archive = journal, settings, archive
         self._keys, self._rules = keys, rules
 
-    def known(self, position: int) -> Entry | None:
-        """The last line of the journal about a URL, or None."""
-        return self.journal.known.get(self._keys[position])
+    def known(self, position: int) -> Entry:
+        """The last line of the journal about a URL; empty for an unknown one."""
+        return self.journal.known.get(self._keys[position], {})
 
     def reason(self, position: int) -> str:
         """`ok` for a page (`plain` for plain text), the reason of a failure, or "" for an unknown URL."""
         entry = self.known(position)
-        if entry is None:
-            return ""
         if "record" in entry:
             return "plain" if entry["record"]["extractor"] == "plain" else "ok"
-        return str(entry["reason"])
+        return str(entry.get("reason", ""))
 
     def in_archive(self, position: int) -> bool:
         """Whether the archive is open and has the response of a URL."""
@@ -78,7 +76,7 @@ class OutcomeCache:
     def stale_key(self, position: int) -> str | None:
         """The changed key that makes an outcome invalid, or None."""
         entry, reason = self.known(position), self.reason(position)
-        if entry is None:
+        if not entry:
             return None
         then, today = entry["settings"], self.journal.settings
         judged, judging = then.get(_OPT_OUTS), today.get(_OPT_OUTS)
@@ -97,8 +95,7 @@ class OutcomeCache:
         """Whether the known outcome of a URL can be used without a request."""
         entry, reason = self.known(position), self.reason(position)
         if (
-            entry is None
-            or reason == "host_parked"
+            reason in ("", "host_parked")
             or (reason in _ROBOTS and not self.settings.obey_robots)
             or (reason == "private_host" and self._rules.allow_private)
             or (reason == "no_contact" and self.settings.contact)
@@ -116,7 +113,7 @@ class OutcomeCache:
     def outcome(self, position: int) -> Outcome:
         """The outcome of a known URL under today's limits and rules."""
         outcome = self.known(position)
-        assert outcome is not None, "every URL has an outcome after a crawl"
+        assert outcome, "every URL has an outcome after a crawl"
         if "record" not in outcome:
             return outcome
         if max(outcome.get("size") or 0, outcome["bytes"]) > self.settings.max_bytes:
@@ -142,12 +139,12 @@ class OutcomeCache:
         counts: Counter[str] = Counter()
         before: dict[str, Any] = {}
         for position in positions:
-            key, entry = self.stale_key(position), self.known(position)
-            if key is None or entry is None or self.in_archive(position):
+            key = self.stale_key(position)
+            if key is None or self.in_archive(position):
                 continue
             if accepted is None or accepted.get(key) != today.get(key):
                 counts[key] += 1
-                before.setdefault(key, entry["settings"].get(key))
+                before.setdefault(key, self.known(position)["settings"].get(key))
         if counts:
             changes = ", ".join(
                 f"scrape.{key} was {_shown(before[key])} and is {_shown(today.get(key))} ({count} URLs)"

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from common.files import Document, document_writer
+from common.settings import ScrapeSettings
 from common.stats import Stats
-from corpus.extract.extractors import Extracted
+from corpus.extract.pool import extract_in_child
 from corpus.runner import ShardStep
 from corpus.scrape.response import FetchedPage
 from corpus.urls.url import document_id
@@ -21,8 +22,14 @@ Outcome = Mapping[str, Any]
 _HOSTS = 20  # in the statistics: the largest determine the run time and most of the corpus
 
 
-def page_outcome(page: FetchedPage, found: Extracted) -> Outcome:
-    """The outcome of a page with text. `content_hash` is the SHA-1 of the decoded body in base32, as in WARC files."""
+def page_outcome(settings: ScrapeSettings, page: FetchedPage) -> Outcome:
+    """Extract a page, in a worker process: its record, or the reason why it has none.
+
+    `content_hash` is the SHA-1 of the decoded body in base32, as in WARC files.
+    """
+    found = extract_in_child(settings, page)
+    if isinstance(found, str):
+        return {"reason": found}
     record = {
         "id": document_id(page.requested),
         "url": page.requested,

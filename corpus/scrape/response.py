@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -24,9 +25,9 @@ from corpus.urls.url import Url
 PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "text/plain"})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _GZIP, _ZLIB_OR_GZIP, _RAW = 31, 47, -15  # zlib's wbits
-_GZIP_MAGIC = b"\x1f\x8b"
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f
+_GZIP_MEMBER = re.compile(rb"\x1f\x8b")
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_FRAME = re.compile(re.escape(ZSTD_MAGIC) + rb"|[\x50-\x5f]\x2a\x4d\x18")  # the latter is a skippable one
 _ZSTD_WINDOW = 8 << 20  # bytes; RFC 9659: the largest that senders may expect a browser to support
 _PIECE = 1 << 16  # bytes decoded at a time
 _ZSTD_PIECE = 256  # zstandard has no output limit, and 4 bytes may expand to 128 KiB: up to 8 MiB beyond the cap
@@ -205,11 +206,10 @@ def decode_body(raw: bytes, encoding: str, max_bytes: int) -> bytes:
     return body
 
 
-def _streams(raw: bytes, cap: int, wbits: int | None, follows: Callable[[bytes], bool]) -> bytes:
+def _streams(raw: bytes, cap: int, wbits: int | None, following: re.Pattern[bytes] | None = None) -> bytes:
     """Decode concatenated streams, and stop beyond the cap. Raises PageError if one is truncated.
 
-    The streams are zlib's with these `wbits`, or zstd frames if None. `follows` gets the next 4 bytes and returns
-    whether another stream begins there.
+    The streams are zlib's with these `wbits`, or zstd frames if None. `following` matches where another one begins.
     """
     frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
     piece = _ZSTD_PIECE if wbits is None else _PIECE
@@ -227,24 +227,17 @@ def _streams(raw: bytes, cap: int, wbits: int | None, follows: Callable[[bytes],
             if size > cap:
                 return b"".join(output)
         position -= len(stream.unused_data)
-        if not follows(raw[position : position + 4]):
+        if following is None or not following.match(raw, position):
             return b"".join(output)
     raise PageError("bad_encoding")
 
 
-def _gunzip(raw: bytes, cap: int) -> bytes:
-    return _streams(raw, cap, _GZIP, lambda next4: next4.startswith(_GZIP_MAGIC))
-
-
 def _inflate(raw: bytes, cap: int) -> bytes:
     """The zlib format; some servers send raw deflate, others gzip."""
-    for wbits in (_ZLIB_OR_GZIP, _RAW):
-        try:
-            return _streams(raw, cap, wbits, lambda _: False)
-        except zlib.error:
-            if wbits == _RAW:
-                raise
-    raise AssertionError("unreachable")
+    try:
+        return _streams(raw, cap, _ZLIB_OR_GZIP)
+    except zlib.error:
+        return _streams(raw, cap, _RAW)
 
 
 def _unbrotli(raw: bytes, cap: int) -> bytes:
@@ -259,17 +252,11 @@ def _unbrotli(raw: bytes, cap: int) -> bytes:
     return b"".join(output)
 
 
-def _unzstd(raw: bytes, cap: int) -> bytes:
-    def follows(next4: bytes) -> bool:
-        return next4 == _ZSTD_MAGIC or (next4[1:] == _ZSTD_SKIPPABLE and next4[0] >> 4 == 5)
-
-    return _streams(raw, cap, None, follows)
-
-
+_gunzip = partial(_streams, wbits=_GZIP, following=_GZIP_MEMBER)
 _DECODERS: Mapping[str, Callable[[bytes, int], bytes]] = {
     "gzip": _gunzip,
     "x-gzip": _gunzip,
     "deflate": _inflate,
     "br": _unbrotli,
-    "zstd": _unzstd,
+    "zstd": partial(_streams, wbits=None, following=_ZSTD_FRAME),
 }

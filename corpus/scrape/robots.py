@@ -13,11 +13,9 @@ import asyncio
 import codecs
 import re
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 from urllib.parse import quote
-
-from yarl import URL
 
 from common.errors import PageError
 from common.files import is_binary
@@ -37,10 +35,11 @@ _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})?")
 _EQUIVALENT = "!&'()+,;=:@~"  # equivalent to their escapes, like letters, digits and -._
 
 
-class Rule(NamedTuple):
-    """A pattern and what it decides: of those that match, the one with the highest rank, or of equal ones `allow`."""
+class _Rule(NamedTuple):
+    """A pattern and whether it allows."""
 
     rank: int
+    """Its position in the order of precedence."""
     allow: bool
     parts: list[str]
     """The normalised pattern, split at each `*`."""
@@ -48,53 +47,47 @@ class Rule(NamedTuple):
     """Whether the pattern ends with `$`."""
 
 
-class RuleIndex:
-    """Finds the rule that decides about a path, by the rarest of the strings that a path must contain to match it.
+class PathRules:
+    """Patterns with `*` and `$` in their order of precedence, and whether each allows: the first that matches decides.
 
-    So of 24,000 rules few are tried.
+    Rules are found by the rarest of the strings that a path must contain to match them, so of 24,000 few are tried.
     """
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, patterns: Iterable[tuple[str, bool]], crawl_delay: float = 0.0) -> None:
+        self.crawl_delay = crawl_delay
+        """Minimum seconds between two requests."""
+        rules = [
+            _Rule(rank, allow, _normalize(pattern.removesuffix("$"), "*").split("*"), pattern.endswith("$"))
+            for rank, (pattern, allow) in enumerate(patterns)
+        ]
         counts = Counter(gram for rule in rules for gram in _grams(rule.parts))
-        self._rules: defaultdict[str, list[Rule]] = defaultdict(list)
+        self._rules: defaultdict[str, list[_Rule]] = defaultdict(list)
         for rule in rules:
             rarest = min(_grams(rule.parts), key=lambda gram: (not gram, counts[gram], -len(gram)))
             self._rules[rarest].append(rule)
         self._lengths = {len(gram) for gram in self._rules}
 
-    def decide(self, path: str) -> bool:
-        """Whether a path with its query is allowed; True if no rule matches."""
+    def allows(self, path: str) -> bool:
+        """Whether a path with its query, as sent, is allowed; True if no rule matches."""
         path = _normalize(path)
         contained = {path[at : at + size] for size in self._lengths for at in range(len(path) - size + 1)}
         candidates = (rule for gram in self._rules.keys() & contained for rule in self._rules[gram])
-        matching = (rule for rule in candidates if _matches(rule.parts, path, rule.to_end))
-        return max(matching, default=Rule(0, True, [], False)).allow
+        matching = [rule for rule in candidates if _matches(rule.parts, path, rule.to_end)]
+        return min(matching).allow if matching else True
 
 
-def make_rule(rank: int, allow: bool, pattern: str) -> Rule:
-    """The rule of a pattern with `*` and `$`, as written."""
-    return Rule(rank, allow, _normalize(pattern.removesuffix("$"), "*").split("*"), pattern.endswith("$"))
-
-
-class RobotsRules:
-    """The rules of one origin for one robot. `rules` are pairs (pattern, whether it allows)."""
-
-    def __init__(self, rules: Iterable[tuple[str, bool]] = (), crawl_delay: float = 0.0) -> None:
-        self.crawl_delay = crawl_delay
-        """Minimum seconds between two requests."""
-        patterns: set[tuple[str, bool]] = set()
-        for pattern, allow in rules:
-            text = _normalize(pattern.removesuffix("$"), "*") + "$" * pattern.endswith("$")
-            patterns.add((text, allow))
-            if allow and text.endswith("/index.html"):  # as in Google's parser, this also allows the folder
-                patterns.add((text.removesuffix("index.html") + "$", allow))
-        self._rules = RuleIndex([make_rule(len(text), allow, text) for text, allow in patterns if text])
-
-    def allows(self, path: str) -> bool:
-        """Whether a path with its query may be fetched. /robots.txt itself always may."""
-        if path.partition("?")[0] == "/robots.txt":
-            return True
-        return self._rules.decide(path)
+def robots_rules(rules: Iterable[tuple[str, bool]], crawl_delay: float = 0.0) -> PathRules:
+    """The rules of one origin for one robot, from pairs (pattern, whether it allows). /robots.txt itself is allowed."""
+    patterns: set[tuple[str, bool]] = set()
+    for pattern, allow in rules:
+        text = _normalize(pattern.removesuffix("$"), "*") + "$" * pattern.endswith("$")
+        patterns.add((text, allow))
+        if allow and text.endswith("/index.html"):  # as in Google's parser, this also allows the folder
+            patterns.add((text.removesuffix("index.html") + "$", allow))
+    by_length = sorted(
+        ((text, allow) for text, allow in patterns if text), key=lambda rule: (-len(rule[0]), not rule[1])
+    )
+    return PathRules([("/robots.txt$", True), ("/robots.txt?", True), *by_length], crawl_delay)
 
 
 def _grams(parts: list[str]) -> list[str]:
@@ -140,7 +133,7 @@ def _unescape(text: str, more: str) -> str:
     return _ESCAPE.sub(character, text) if "%" in text else text
 
 
-def parse_robots(body: bytes, robot: str) -> RobotsRules:
+def parse_robots(body: bytes, robot: str) -> PathRules:
     """The rules for `robot` (a product token): all groups that match its name best, or those for `*`."""
     rules: defaultdict[int, list[tuple[str, bool]]] = defaultdict(list)
     delays: defaultdict[int, float] = defaultdict(float)
@@ -162,7 +155,7 @@ def parse_robots(body: bytes, robot: str) -> RobotsRules:
         else:
             ruled = True
             rules[group].append((value, bool(match["allow"])))
-    return RobotsRules(rules[best], delays[best]) if best >= 0 else RobotsRules()
+    return robots_rules(rules[best], delays[best]) if best >= 0 else robots_rules([])
 
 
 def _lines(body: bytes) -> list[str]:
@@ -178,16 +171,18 @@ def _match_length(agent: str, robot: str) -> int:
     return len(name.replace("*", "")) if name and _matches(name.split("*"), robot, to_end=True) else -1
 
 
-async def fetch_robots(origin: URL, robot: str, request: Callable[[Url], Awaitable[bytes | str]]) -> RobotsRules | str:
+async def fetch_robots(origin: str, robot: str, request: Callable[[Url], Awaitable[bytes | str]]) -> PathRules | str:
     """The rules of an origin, or the reason why nothing may be fetched. Without a robots.txt (4xx) everything may.
 
     `request` is that of `fetch_file`.
     """
     found = await fetch_file(f"{origin}/robots.txt", request)
-    if isinstance(found, str) or is_binary(found or b""):
-        return found if isinstance(found, str) and found != "unreachable" else "robots_unreachable"
+    if found == "unreachable" or (isinstance(found, bytes) and is_binary(found)):
+        return "robots_unreachable"
+    if isinstance(found, str):
+        return found
     # 500 KiB take 0.2 s, in which the requests of other hosts go on
-    return RobotsRules() if found is None else await asyncio.to_thread(parse_robots, found, robot)
+    return await asyncio.to_thread(parse_robots, found or b"", robot)
 
 
 async def fetch_file(location: str, request: Callable[[Url], Awaitable[bytes | str]]) -> bytes | str | None:

@@ -13,6 +13,7 @@ expressions) or would match a whole public suffix (`co.uk`) are counted and repo
 import ipaddress
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,10 +179,7 @@ def _host(text: str) -> str:
 
 
 def _label(text: str) -> str:
-    try:
-        name = ascii_name(text)
-    except ValueError:
-        name = ""
-    if not _NAME.fullmatch(name):
-        raise ValueError("not a host name")
-    return name
+    with suppress(ValueError):
+        if _NAME.fullmatch(name := ascii_name(text)):
+            return name
+    raise ValueError("not a host name")

@@ -73,24 +73,20 @@ def is_private_address(address: str) -> bool:
     """
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv4Address):
-        return _is_private_v4(ip)
+        return any(ip in network for network in _NOT_PUBLIC_V4)
     if ip.scope_id is not None:  # zones are local to one machine
         return True
     for network, shift in _EMBEDDED_V4:
         if ip in network:
-            return _is_private_v4(_embedded_v4(ip, shift))
-    if (int(ip) >> 32) & 0xFFFFFFFF in _ISATAP and _is_private_v4(_embedded_v4(ip, 0)):
+            return _embeds_private_v4(ip, shift)
+    if (int(ip) >> 32) & 0xFFFFFFFF in _ISATAP and _embeds_private_v4(ip, 0):
         return True
     return ip not in _PUBLIC_V6 or any(ip in network for network in _NOT_PUBLIC_V6)
 
 
-def _is_private_v4(ip: ipaddress.IPv4Address) -> bool:
-    return any(ip in network for network in _NOT_PUBLIC_V4)
-
-
-def _embedded_v4(ip: ipaddress.IPv6Address, shift: int) -> ipaddress.IPv4Address:
-    """The embedded IPv4 address, which ends `shift` bits before the end."""
-    return ipaddress.IPv4Address((int(ip) >> shift) & 0xFFFFFFFF)
+def _embeds_private_v4(ip: ipaddress.IPv6Address, shift: int) -> bool:
+    """Whether the IPv4 address that ends `shift` bits before the end is not public."""
+    return is_private_address(str(ipaddress.IPv4Address((int(ip) >> shift) & 0xFFFFFFFF)))
 
 
 def is_address(host: str) -> bool:
@@ -136,16 +132,12 @@ _SNAPSHOT = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
 @lru_cache(1)
 def _rules() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """Suffixes, the parents of wildcards (`*.ck`), and the exceptions to those (`!www.ck`)."""
-    rules = [rule if rule.isascii() else _ascii(rule) for rule in _SNAPSHOT.tlds]
+    rules = [".".join(ascii_name(label) for label in rule.split(".")) for rule in _SNAPSHOT.tlds]
     return (
         frozenset(rules),
         frozenset(rule[2:] for rule in rules if rule.startswith("*.")),
         frozenset(rule[1:] for rule in rules if rule.startswith("!")),
     )
-
-
-def _ascii(rule: str) -> str:
-    return ".".join(label if label.isascii() else idna.alabel(label).decode() for label in rule.split("."))
 
 
 def is_public_suffix(host: str) -> bool:
@@ -160,14 +152,11 @@ def registered_domain(host: str) -> str:
 
     A top-level domain missing from the list counts as a public suffix (the list's default rule).
     """
-    if ":" in host or host.rpartition(".")[2].isdigit():
+    if is_address(host):
         return host
-    suffixes, wildcards, exceptions = _rules()
     domain = rest = host
-    while True:
-        _, _, parent = rest.partition(".")
-        if rest in exceptions:
-            return rest
-        if rest in suffixes or parent in wildcards or not parent:
-            return domain
-        domain, rest = rest, parent
+    while not is_public_suffix(rest):
+        domain, rest = rest, rest.partition(".")[2]
+        if domain in _rules()[2]:
+            break
+    return domain

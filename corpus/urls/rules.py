@@ -63,7 +63,7 @@ class UrlRules:
             parsed = parse_url(url)
         except ValueError:
             return None, "malformed"
-        reason = self._hosts[_as_in_url(parsed.host)][0] if parsed.host else None
+        reason = self._host(parsed)[0] if parsed.host else None
         return parsed, self._drop_reason(parsed.text, parsed.scheme, len(url.strip()), reason, parsed.path)
 
     def reason(self, url: str) -> str | None:
@@ -103,7 +103,7 @@ class UrlRules:
         url, reason = self.check(text)
         if url is None or reason:
             return text, reason, 0, ""
-        return url.text, None, self._hosts[_as_in_url(url.host)][2], url.canonical
+        return url.text, None, self._host(url)[2], url.canonical
 
     def _drop_reason(self, text: str, scheme: str, length: int, host_reason: str | None, path: str) -> str | None:
         """The first reason to drop a URL. Add new rules here, and their keys to `BlacklistSettings`."""
@@ -121,6 +121,9 @@ class UrlRules:
             return "pattern"
         return None
 
+    def _host(self, url: Url) -> _HostVerdict:
+        return self._hosts[f"[{url.host}]" if ":" in url.host else url.host]
+
     def _check_host(self, name: str) -> _HostVerdict:
         try:
             host = ascii_host(name)
@@ -133,11 +136,6 @@ class UrlRules:
             reason = "domain"
         shard = hash64(domain) % self._shards if self._shards > 1 else 0
         return reason, host.removeprefix("www."), shard
-
-
-def _as_in_url(host: str) -> str:
-    """A normalised host as written in a URL: IPv6 addresses in brackets."""
-    return f"[{host}]" if ":" in host else host
 
 
 def hash64(text: str) -> int:

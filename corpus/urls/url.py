@@ -71,19 +71,14 @@ class Url(NamedTuple):
 
     @property
     def canonical(self) -> str:
-        """The form in which two URLs of one page are equal."""
-        return canonical_form(self.canonical_site, self.path, self.query)
+        """The form in which two URLs of one page are equal.
 
-
-def canonical_form(site: str, path: str, query: str) -> str:
-    """`Url.canonical`: no fragment, percent-encoding normalised, tracking parameters removed."""
-    path = path or "/"
-    query = without_tracking(query) if query else ""
-    text = f"{site}{path}?{query}" if query else site + path
-    if text.encode().translate(None, _PLAIN):  # one URL in ten has other characters
-        query = "?" + _normalize_escapes(query, PATH_CHARACTERS + "?") if query else ""
-        text = site + _normalize_escapes(path, PATH_CHARACTERS) + query
-    return text
+        No fragment, percent-encoding normalised, tracking parameters removed.
+        """
+        path, query = self.path or "/", without_tracking(self.query) if self.query else ""
+        if (path + query).encode().translate(None, _PLAIN):  # one URL in ten has other characters
+            path, query = _normalize_escapes(path, PATH_CHARACTERS), _normalize_escapes(query, PATH_CHARACTERS + "?")
+        return f"{self.canonical_site}{path}?{query}" if query else self.canonical_site + path
 
 
 def _parse_site(text: str) -> tuple[str, str, str, str]:

@@ -1,13 +1,15 @@
-import json
 from pathlib import Path
 
 import orjson
-import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common.files import fingerprint, read_lines
 from common.settings import BlacklistSettings
-from corpus.blacklist import blacklist, main
+from corpus.blacklist import CheckedUrls, blacklist, check_lines
 from corpus.urls.hosts import registered_domain
+from corpus.urls.rules import UrlRules
 from corpus.urls.url import parse_url
 
 RULES = BlacklistSettings()
@@ -33,27 +35,6 @@ def test_kept_urls_come_out_in_input_order_and_rejects_name_their_reason(tmp_pat
     assert stats.extra["inputs"] == {str(source): fingerprint(source)}
 
 
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [
-        ((), ["good"]),
-        (("blacklist.min_score=2",), ["good", "low"]),
-        (("blacklist.over_18=true", "blacklist.self_posts=true"), ["good", "adult", "self"]),
-    ],
-)
-def test_submissions_are_taken_by_score_age_and_kind(tmp_path: Path, options: tuple[str, ...], kept: list[str]) -> None:
-    entries = [
-        {"url": "http://a.example/good", "score": 3, "over_18": False, "is_self": False},
-        {"url": "http://a.example/low", "score": 2},
-        {"url": "http://a.example/adult", "score": 9, "over_18": True},
-        {"url": "http://a.example/self", "score": 9, "is_self": True},
-        {"no_url": 1},
-    ]
-    (tmp_path / "RS.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries) + "{broken\n")
-    assert main(["--input", str(tmp_path / "RS.jsonl"), "--output", str(tmp_path / "out.txt"), *options]) == 0
-    assert (tmp_path / "out.txt").read_text().split() == [f"http://a.example/{name}" for name in kept]
-
-
 def test_a_domain_lives_in_one_shard_and_shards_keep_the_order_whatever_the_workers(tmp_path: Path) -> None:
     urls = [f"http://{sub}.site{number % 7}.example/page-{number}" for number in range(20_000) for sub in ("a", "b")]
     (tmp_path / "urls.txt").write_text("\n".join(urls))  # 1.3 MB: two blocks
@@ -72,3 +53,70 @@ def test_a_domain_lives_in_one_shard_and_shards_keep_the_order_whatever_the_work
         for url in shard:
             homes.setdefault(registered_domain(parse_url(url).host), set()).add(path)
     assert len(homes) == 7 and all(len(home) == 1 for home in homes.values())
+
+
+HOSTS = (
+    "example.org www.example.org Example.ORG example.org. www.youtube.com m.facebook.co.uk a.org 10.0.0.1 8.8.8.8 1.2 "
+    "printer.local localhost nodomain a..org -a.org a_b.org bücher.example example.org:80 example.org:81 [::1] u@a.org"
+).split()
+SETTINGS = (
+    RULES,
+    BlacklistSettings(min_length=30, extra_suffixes=["a.org"]),
+    BlacklistSettings(extra_patterns=["b{2}"], allow_private_hosts=True),
+)
+PATHS = st.text("ab/.-%7eE é?&=#", max_size=12) | st.sampled_from(["x/../a", "./a", "%2e%2E/a", "a/.", ".a/..b"])
+ENDINGS = ["", ".jpg", ".HTML", "?utm_source=x&a=1", "?a=1&&fbclid", "#part", "%C3%a9", "\x0b", "\r"]
+
+
+@st.composite
+def urls(draw: st.DrawFn) -> str:
+    scheme = draw(st.sampled_from(["http://", "https://", "HTTP://", "ftp://", "http:/", "mailto:", ""]))
+    host, start, ending = (draw(st.sampled_from(each)) for each in (HOSTS, ["", "/", "?"], ENDINGS))
+    return f"{scheme}{host}{start}{draw(PATHS)}{ending}"
+
+
+def check(block: bytes, settings: BlacklistSettings = RULES) -> CheckedUrls:
+    return check_lines(settings, UrlRules(settings), block)
+
+
+@settings(max_examples=60)
+@given(st.lists(urls(), min_size=1, max_size=20), st.sampled_from(SETTINGS))
+def test_the_fast_path_and_the_slow_path_agree(lines: list[str], settings: BlacklistSettings) -> None:
+    rules = UrlRules(settings, 7)
+    checked = check_lines(settings, rules, "\n".join(lines).encode())
+    expected = CheckedUrls()
+    for line in lines:
+        url, reason = rules.check(line)
+        expected.urls.append(line.strip() if url is None or reason else url.text)
+        expected.verdicts.append(
+            reason if url is None or reason else xxhash.xxh3_64_intdigest(registered_domain(url.host).encode()) % 7
+        )
+        if url is not None and reason is None:
+            expected.hashes.append(xxhash.xxh3_64_intdigest(url.canonical.encode()))
+    assert checked == expected
+
+
+def test_the_fields_of_a_submission_decide_and_may_be_booleans_numbers_or_strings() -> None:
+    values: dict[tuple[str, int | str], tuple[object, ...]] = {
+        ("score", 0): (3, 3.0, " 12 "),
+        ("score", "score"): (2, 2.9, "2", "-7"),
+        ("score", "malformed"): (None, "many", "nan", "1_000", True, [9]),
+        ("over_18", 0): (False, "false", 0, "0", None, ""),
+        ("over_18", "over_18"): (True, "True", 1, "1", "yes"),
+        ("is_self", "self_post"): (True, "true", "1"),
+        ("url", "malformed"): (None, "[deleted]"),
+        ("url", "domain"): ("/r/pics/comments/1/a_crosspost/",),
+    }
+    usual = {"url": "http://a.example/page", "score": 3, "over_18": False, "is_self": False}
+    for (field, verdict), all_given in values.items():
+        for value in all_given:
+            assert check(orjson.dumps({**usual, field: value})).verdicts == [verdict], (field, value)
+    liberal = BlacklistSettings(min_score=2, over_18=True, self_posts=True)
+    for change in ({"score": 2}, {"over_18": True}, {"is_self": True}, {"score": "2"}):
+        assert check(orjson.dumps(usual | change), liberal).verdicts == [0]
+    assert check(orjson.dumps({"url": usual["url"]})).verdicts == [0]
+    checked = check(b"http://a.example/1\n\xffhttp://a.example/2\r\n\n# no entry\n{broken\n")
+    assert checked.urls == ["http://a.example/1", "\ufffdhttp://a.example/2", "{broken"]
+    assert checked.verdicts == [0, "malformed", "malformed"]
+    escaped = {**usual, "url": "", "url_overridden_by_dest": "http://a.example/?x=1&amp;copy=2&copy=3"}
+    assert check(orjson.dumps(escaped)).urls == ["http://a.example/?x=1&copy=2&copy=3"]

@@ -19,7 +19,8 @@ import orjson
 
 from common.errors import InputError, TruncatedError
 from common.files import line_writer, read_json, read_lines, write_json
-from corpus.scrape.warc import DAMAGED, REQUESTED_HEADER, read_records, write_records
+from corpus.scrape.archive import REQUESTED_HEADER, write_records
+from corpus.scrape.warc import DAMAGED, read_records
 from corpus.urls.url import document_id
 from workflow.provenance.sample import read_any
 

@@ -34,6 +34,7 @@ def test_a_declaration_that_the_bytes_contradict_is_not_believed() -> None:
     assert decode(controls.encode("latin-1") + b"\xe9" * 95, f"{HTML}; charset=iso-8859-1") == controls + "é" * 95
     czech = "Příliš žluťoučký kůň úpěl ďábelské ódy, šťastně žil a žije. " * 3
     assert decode(czech.encode("cp1250"), f"{HTML}; charset=iso-8859-2", "https://one.cz/") == czech
+    assert decode("ąž".encode("cp1257"), HTML, "https://one.lt/a") == "ąž"  # the top-level domain is a hint
     for declared in ("", "; charset=utf-8", "; charset=no-such-thing"):
         text = "<p>A café’s “menu” – naïve, isn’t it?"
         assert decode(text.encode("cp1252"), HTML + declared) == text

@@ -1,16 +1,18 @@
-import asyncio
+import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import psutil
 import pytest
 
-from common.errors import PageError
 from common.settings import ScrapeSettings
-from corpus.extract.pool import ExtractPool
+from common.workers import Workers
+from corpus.extract.pool import extract_in_child
+from corpus.scrape.response import FetchedPage
 from tests.conftest import ROOT
 from tests.helpers import wait_for
 from tests.slurm.lab.processes import alive
@@ -35,7 +37,7 @@ def bare_extraction(html, **options):
     if "HANG" in html:
         open(__file__ + ".hangs", "w").close()
         re.match(r"(a+)+$", "a" * 64 + "b")  # C code that no Python signal handler can interrupt
-    if "CRASH" in html:
+    if "CRASH" in html and (LEAKED or "LATER" not in html):
         os.kill(os.getpid(), signal.SIGSEGV)
     if "NETWORK" in html:
         socket.create_connection(("127.0.0.1", 9))
@@ -79,24 +81,22 @@ def outcomes(pages: list[str], workers: int = 1, settings: ScrapeSettings = SETT
 
 def extracted(pages: list[str], workers: int, settings: ScrapeSettings) -> list[str]:
     """`outcomes`, in this process."""
+    extract = partial(extract_in_child, settings)
+    with Workers(workers) as pool:
+        pool.start()
+        found = [future.result() for future in [pool.submit(extract, page_of(page)) for page in pages]]
+    return [reply if isinstance(reply, str) else reply.text for reply in found]
 
-    async def one(pool: ExtractPool, page: str) -> str:
-        try:
-            return (await pool.extract(page.encode(), "text/html", "http://one.example/")).text
-        except PageError as error:
-            return error.reason
 
-    async def every() -> list[str]:
-        async with ExtractPool(settings, workers) as pool:
-            return await asyncio.gather(*(one(pool, page) for page in pages))
-
-    return asyncio.run(every())
+def page_of(text: str) -> FetchedPage:
+    return FetchedPage("http://one.example/", 200, "OK", (), "text/html", b"", text.encode())
 
 
 @pytest.mark.usefixtures("stub")
 def test_a_hang_or_a_crash_costs_one_page_and_nothing_else() -> None:
     reasons = {"HANG": "extract_timeout", "CRASH": "extract_crash", "NETWORK": "extract_error"}
     pages = ["one", "HANG", "two", "CRASH", "a" * 3_000_000, "CRASH", "b" * 3_000_000, "NETWORK", "three"]
+    pages += ["LEAK 1", "CRASH LATER"]  # which only a used child does
     for workers in (1, 2):
         assert outcomes(pages, workers) == [reasons.get(page, page) for page in pages]
 
@@ -113,15 +113,11 @@ def test_memory_is_bounded_whatever_earlier_pages_leaked(page: str) -> None:
 def test_a_hung_worker_dies_at_once_when_its_parent_is_killed(stub: Path) -> None:
     script = stub / "parent.py"
     script.write_text(
-        "import asyncio\n"
-        "from common.settings import ScrapeSettings\n"
-        "from corpus.extract.pool import ExtractPool\n"
-        "async def main():\n"
-        "    async with ExtractPool(ScrapeSettings(extractors=['trafilatura'], extract_timeout=600), 1) as pool:\n"
-        "        await pool.extract(b'HANG', 'text/html', '')\n"
-        "asyncio.run(main())\n"
+        "from tests.corpus.extract.test_pool import SETTINGS, extracted\n"
+        "extracted(['HANG'], 1, SETTINGS.model_copy(update={'extract_timeout': 600}))\n"
     )
-    with subprocess.Popen([sys.executable, script], env={"PYTHONPATH": f"{stub.parent}:{ROOT}"}, cwd=ROOT) as parent:
+    environment = os.environ | {"PYTHONPATH": f"{stub.parent}:{ROOT}"}
+    with subprocess.Popen([sys.executable, script], env=environment, cwd=ROOT) as parent:
         wait_for(lambda: list(stub.glob("*.hangs")) or parent.poll() is not None)
         workers = psutil.Process(parent.pid).children(recursive=True)
         parent.kill()

@@ -1,13 +1,15 @@
-import asyncio
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
+from common.errors import PageError
 from common.settings import ScrapeSettings
+from common.workers import Workers
 from corpus.extract.extractors import Extracted, load_extractors
 from corpus.extract.pool import extract_allowed
+from corpus.scrape.response import FetchedPage
 from tests.corpus.scrape.fetching import Visits
 from tests.corpus.scrape.shards import PAGES
 from tests.rude_server import Server, rude_server
@@ -25,19 +27,27 @@ def server() -> Iterator[Server]:
         yield server
 
 
-class Pool(contextlib.AsyncExitStack):
-    """Extraction in this process, with the libraries loaded."""
+class NoWorkers(Workers):
+    """Everything runs in this process."""
 
-    def __init__(self, settings: ScrapeSettings, workers: int) -> None:
-        super().__init__()
-        self.settings, self.extractors = settings, load_extractors(settings.extractors)
+    def start(self) -> None:
+        pass
 
-    async def extract(self, *request: Any) -> Extracted:
-        await asyncio.sleep(0)
-        return extract_allowed(request, self.settings, self.extractors)  # type: ignore[arg-type]
+    def submit(self, function: Callable[[Any], Any], item: Any) -> "Future[Any]":
+        future = Future[Any]()
+        future.set_result(function(item))
+        return future
+
+
+def extract_here(settings: ScrapeSettings, page: FetchedPage) -> Extracted | str:
+    try:
+        return extract_allowed(page, settings, load_extractors(settings.extractors))
+    except PageError as error:
+        return error.reason
 
 
 @pytest.fixture
 def quick_extraction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Extract in this process."""
-    monkeypatch.setattr("corpus.scrape.crawl.ExtractPool", Pool)
+    monkeypatch.setattr("corpus.scrape.crawl.Workers", NoWorkers)
+    monkeypatch.setattr("corpus.scrape.pages.extract_in_child", extract_here)

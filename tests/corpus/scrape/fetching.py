@@ -40,7 +40,7 @@ def fetch(
         return page
 
     async def every() -> list[FetchedPage | str]:
-        async with Fetcher(settings, UrlRules(BlacklistSettings()), allow_private) as fetcher:
+        async with Fetcher(settings, UrlRules(BlacklistSettings(allow_private_hosts=allow_private))) as fetcher:
             return await asyncio.gather(*(one(fetcher, url) for url in urls))
 
     with asyncio.Runner(loop_factory=loop) as runner:

@@ -5,8 +5,8 @@ import pytest
 from warcio.archiveiterator import ArchiveIterator
 
 from common.errors import InputError
+from corpus.scrape.archive import Archive, read_pages
 from corpus.scrape.response import FetchedPage
-from corpus.scrape.warc import Archive, read_pages
 from tests.warc_records import http, record
 
 HTML = b"<p>Hello</p>"
@@ -52,8 +52,9 @@ def test_opening_cuts_off_a_torn_record_and_finds_new_complete_ones(tmp_path: Pa
             assert archive.responses == written
         assert path.read_bytes() == whole
     with Archive(path) as archive:
-        found = archive.read(old, LIMIT)
-        assert isinstance(found, FetchedPage) and found.requested == old
+        for requested in (f"{URL}a", old):
+            found = archive.read(requested, LIMIT)
+            assert isinstance(found, FetchedPage) and found.requested == requested
     path.write_bytes(whole[:-9])
     with Archive(path) as archive:
         archive.append(page("c"))
@@ -63,7 +64,8 @@ def test_opening_cuts_off_a_torn_record_and_finds_new_complete_ones(tmp_path: Pa
 def test_files_of_another_kind_are_never_touched(tmp_path: Path) -> None:
     path = tmp_path / "other.warc.gz"
     one_stream = gzip.compress(b"".join(record(f"{URL}{n}", http(HTML)) for n in range(3)), mtime=0)
-    for content in (b"a text", one_stream):
+    truncated = gzip.compress(bytes(range(256)) * 9_000, mtime=0)[:-9]
+    for content in (b"a text", one_stream, truncated):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"other\.warc\.gz: "):
             Archive(path)

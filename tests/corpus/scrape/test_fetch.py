@@ -134,6 +134,7 @@ def test_private_addresses_must_be_allowed_and_public_hosts_need_a_contact(monke
         settings = settings_for(server, resolve={"front.example": server.address}, **PUBLIC)
         (page,) = fetch(settings, "http://in.example/", allow_private=True)
         assert isinstance(page, FetchedPage)
+        assert fetch(settings, f"http://{server.address}/", allow_private=True) == ["http_404"]
         settings = settings.model_copy(update={"contact": ""})
         urls = ["http://front.example/", "http://in.example/"]
         assert fetch(settings, *urls, allow_private=True) == ["redirect_refused", "no_contact"]

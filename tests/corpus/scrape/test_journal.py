@@ -25,7 +25,7 @@ def known(journal: Journal) -> dict[int, str]:
     return {URLS.index(url): entry.get("reason", "ok") for url, entry in journal.known.items()}
 
 
-def test_a_journal_keeps_the_outcome_of_each_url_and_has_one_writer(tmp_path: Path) -> None:
+def test_a_journal_keeps_the_last_outcome_of_each_url_with_its_settings_and_has_one_writer(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         journal.accept_settings()
     assert list(tmp_path.iterdir()) == []  # without an outcome there is no file
@@ -38,6 +38,11 @@ def test_a_journal_keeps_the_outcome_of_each_url_and_has_one_writer(tmp_path: Pa
             opened(tmp_path)
     with opened(tmp_path) as journal:
         assert known(journal) == {3: "ok", 1: "http_404", 0: "dns"} and journal.known[URLS[0]]["host_failed"]
+    with opened(tmp_path, {**SETTINGS, "max_bytes": 200}) as journal:
+        journal.append(URLS[1], reason="http_410")
+    with opened(tmp_path, {**SETTINGS, "max_bytes": 300}) as journal:  # the last line of a URL counts, as it was made
+        assert known(journal) == {3: "ok", 1: "http_410", 0: "dns"}
+        assert [journal.known[URLS[n]]["settings"]["max_bytes"] for n in (1, 3)] == [200, 100]
 
 
 def test_a_kill_at_any_byte_costs_only_the_line_that_it_cuts(tmp_path: Path) -> None:
@@ -66,13 +71,3 @@ def test_a_damaged_line_costs_only_itself_and_another_file_is_named(tmp_path: Pa
     path.write_bytes(b"another file\n")
     with pytest.raises(InputError, match=r"x\.journal: "):
         opened(tmp_path)
-
-
-def test_the_last_line_of_a_url_counts_and_outcomes_keep_their_settings(tmp_path: Path) -> None:
-    fill(tmp_path)
-    larger = {**SETTINGS, "max_bytes": 200}
-    with opened(tmp_path, larger) as journal:
-        journal.append(URLS[1], reason="http_410")
-    with opened(tmp_path, {**SETTINGS, "max_bytes": 300}) as journal:
-        assert known(journal) == {3: "ok", 1: "http_410"}
-        assert [journal.known[URLS[n]]["settings"]["max_bytes"] for n in (1, 3)] == [200, 100]

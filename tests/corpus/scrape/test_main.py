@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from corpus.scrape.warc import read_pages
+from corpus.scrape.archive import read_pages
 from corpus.urls.url import document_id
 from tests import rude_server as rude
 from tests.conftest import ROOT
@@ -57,9 +57,9 @@ def test_records_follow_the_list_and_bytes_depend_on_nothing_but_the_site(tmp_pa
 
 
 @contextlib.contextmanager
-def started(shard: Shard, address: str) -> Iterator["subprocess.Popen[str]"]:
+def started(shard: Shard, address: str, *prefix: str) -> Iterator["subprocess.Popen[str]"]:
     """The running command with an archive, in its own process group."""
-    command = [sys.executable, "-m", "corpus.scrape", *shard.arguments(address), "--archive", str(shard.warc)]
+    command = [*prefix, sys.executable, "-m", "corpus.scrape", *shard.arguments(address), "--archive", str(shard.warc)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, process_group=0, stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -153,8 +153,10 @@ def test_a_scrape_stops_at_once_on_a_signal_and_can_resume(signum: signal.Signal
     urls = [f"http://{name}" for name in pages]
     shard.write_list(urls)
     with rude_server(pages) as server:
-        with started(shard, server.address) as process:
+        with started(shard, server.address, *(["nohup"] if signum == signal.SIGTERM else [])) as process:
             wait_for_lines(shard.journal, 5, process)
+            if signum == signal.SIGTERM:
+                process.send_signal(signal.SIGHUP)  # is ignored
             workers = psutil.Process(process.pid).children(recursive=True)
             assert workers
             if signum != signal.SIGINT:  # a batch system sends it to every process of a job, in any order

@@ -4,7 +4,7 @@ import time
 from yarl import URL
 
 from common.errors import PageError
-from corpus.scrape.robots import RobotsRules, fetch_robots, parse_robots
+from corpus.scrape.robots import PathRules, fetch_robots, parse_robots, robots_rules
 from corpus.urls.url import Url, parse_url
 from tests.corpus.scrape.google_robots import CASES, DEPARTURES
 
@@ -18,11 +18,10 @@ def allowed(text: str | bytes, path: str, robot: str = ROBOT) -> bool:
 
 
 def test_google_s_questions_have_google_s_answers() -> None:
-    for case in CASES:
-        text = "\n".join(line.strip() for line in case.robots.split("|"))
-        for path in (*case.allowed, *case.refused):
-            departs = (case.name, path) in DEPARTURES
-            assert (allowed(text, path, case.agent) == (path in case.allowed)) != departs, (case, path)
+    for name, robots, agent, *answers in CASES:
+        for path in answers[0] + answers[1]:
+            departs = (name, path) in DEPARTURES
+            assert (allowed(robots, path, agent) == (path in answers[0])) != departs, (name, robots, path)
 
 
 def test_rules_for_this_robot_win_over_those_for_all_and_those_for_others_are_ignored() -> None:
@@ -40,13 +39,14 @@ def test_rules_for_this_robot_win_over_those_for_all_and_those_for_others_are_ig
         assert not allowed(group, "/p"), agent
     for agent in ("urls", "urls-to-gpt2-images", "my-urls-to-gpt2", "to-*", ""):
         assert allowed(f"User-agent: {agent}\nDisallow: /\n", "/p"), agent
+    assert allowed("User-agent: *\nDisallow: /", "/robots.txt?now") and not allowed("User-agent: *\nDisallow: /", "/")
 
 
 def test_large_files_take_no_longer_than_their_lines_and_are_read_up_to_the_limit_of_the_rfc() -> None:
     lines = [f"User-agent: *{n}" for n in range(12_000)] + [f"Disallow: /{n}" for n in range(12_000)]
     assert allowed("\n".join(lines), "/page")  # Protego would store 144 million rules
     for pattern in ("/*a{}", "/*{}*b$", "/*.html?*&page={}"):
-        rules = RobotsRules((pattern.format(number), False) for number in range(8000))
+        rules = robots_rules((pattern.format(number), False) for number in range(8000))
         started = time.process_time()
         assert all(rules.allows(f"/shop/item-{letter}.html?x=1&page=none") for letter in "abcdefghij")
         assert not rules.allows("/shop/a7123.html?b&page=7123b") and time.process_time() - started < 0.05, pattern
@@ -58,7 +58,7 @@ def test_large_files_take_no_longer_than_their_lines_and_are_read_up_to_the_limi
     assert text[: 500 * 1024].endswith(b"Allow: /") and not allowed(text, "/secret"), "a line that is cut is ignored"
 
 
-def answered(*answers: bytes | str) -> RobotsRules | str:
+def answered(*answers: bytes | str) -> PathRules | str:
     """The rules or the reason that these answers to robots.txt requests give: a body, a URL, or `!` and a reason."""
     left = list(answers)
 
@@ -68,7 +68,7 @@ def answered(*answers: bytes | str) -> RobotsRules | str:
             raise PageError(answer[1:])
         return answer
 
-    return asyncio.run(fetch_robots(URL("http://one.example"), ROBOT, ask))
+    return asyncio.run(fetch_robots("http://one.example", ROBOT, ask))
 
 
 def test_what_cannot_be_read_closes_the_host_and_what_is_missing_forbids_nothing() -> None:
@@ -81,7 +81,7 @@ def test_what_cannot_be_read_closes_the_host_and_what_is_missing_forbids_nothing
         assert (answered(other, f"!{reason}") == "robots_unreachable") is (reason != "private_host")
     for reason in (*(f"http_{status}" for status in (204, 400, 403, 404, 499)), "redirect_refused"):
         rules = answered(f"!{reason}")
-        assert isinstance(rules, RobotsRules) and rules.allows("/page"), reason
+        assert isinstance(rules, PathRules) and rules.allows("/page"), reason
     for redirects, answer in ((5, False), (6, True)):
         rules = answered(*(f"http://host{n}.example/" for n in range(redirects)), b"User-agent: *\nDisallow: /\n")
-        assert isinstance(rules, RobotsRules) and rules.allows("/page") is answer
+        assert isinstance(rules, PathRules) and rules.allows("/page") is answer

@@ -1,10 +1,11 @@
 import ipaddress
 
+import tldextract
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.settings import BlacklistSettings
-from corpus.urls.hosts import is_private_address
+from corpus.urls.hosts import is_private_address, registered_domain
 from corpus.urls.rules import UrlRules
 
 # IANA's registries of special-purpose addresses; of IPv6, only 2000::/3 is allocated
@@ -51,3 +52,17 @@ def test_no_spelling_of_a_private_host_passes() -> None:
     for host in spellings.split():
         for url in (f"http://{host}/page", f"https://{host}:8443/page"):
             assert rules.reason(url) in ("malformed", "private_host"), url
+
+
+LIBRARY = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
+RULES = sorted(rule for rule in LIBRARY.tlds if rule.isascii())
+LABELS = st.sampled_from(["www", "example", "a-1", "city", "kobe", "co", "xn--fiqs8s", "b"])
+
+
+@given(
+    st.lists(LABELS, max_size=3),
+    st.sampled_from(RULES) | st.sampled_from(["co.uk", "*.ck", "!www.ck"]),
+)
+def test_every_rule_gives_what_tldextract_gives(labels: list[str], rule: str) -> None:
+    host = ".".join([*labels, rule.removeprefix("!").replace("*", "any")])
+    assert registered_domain(host) == (LIBRARY(host).top_domain_under_public_suffix or host)

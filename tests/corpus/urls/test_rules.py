@@ -1,5 +1,9 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from common.settings import BlacklistSettings
-from corpus.urls.rules import UrlRules
+from corpus.urls.rules import SeenUrls, UrlRules
 from corpus.urls.url import document_id, parse_url
 
 RULES = UrlRules(BlacklistSettings())
@@ -24,7 +28,7 @@ def test_urls_are_dropped_for_their_reason() -> None:
 
 
 def test_the_first_reason_counts_from_malformed_to_the_optional_rules() -> None:
-    settings = BlacklistSettings(
+    optional = BlacklistSettings(
         min_length=24, extra_domains=["10.0.0.1", "Spam"], extra_extensions=[".WEB"], extra_patterns=["p[.]web"]
     )
     expected = {
@@ -37,7 +41,7 @@ def test_the_first_reason_counts_from_malformed_to_the_optional_rules() -> None:
         "http://good.co.uk/p.web/aa": "pattern",
         "http://good.co.uk/page/a": None,
     }
-    assert {url: UrlRules(settings).reason(url) for url in expected} == expected
+    assert {url: UrlRules(optional).reason(url) for url in expected} == expected
 
 
 SAME = [
@@ -45,6 +49,7 @@ SAME = [
     ("HTTP://EXAMPLE.org:80", "http://example.org/"),
     ("http://example.org/%7euser/%C3%A9", "http://example.org/~user/é"),
     ("http://example.org/a?utm_source=x&b=1&fbclid=2", "http://example.org/a?b=1"),
+    ("http://example.org/a?b=%7e?c", "http://example.org/a?b=~?c"),
     ("http://bücher.example/", "http://xn--bcher-kva.example./"),
     ("http://example.org/x/../a/./b", "http://example.org/x/%2E%2e/a\\b"),
 ]
@@ -62,3 +67,15 @@ def test_urls_of_one_page_have_one_canonical_form_and_others_differ() -> None:
     for one, other in DIFFERENT:
         assert parse_url(one).canonical != parse_url(other).canonical and document_id(one) != document_id(other), one
     assert document_id("http://example.org/a") == "94584207f807e901"  # existing corpora have it
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.integers(0, 40) | st.sampled_from([2**64 - 1, 2**63]), max_size=30), max_size=12))
+def test_seen_urls_are_those_of_a_set(batches: list[list[int]]) -> None:
+    seen, known = SeenUrls(), set[int]()
+    for batch in batches:
+        expected = []
+        for value in batch:
+            expected.append(value not in known)
+            known.add(value)
+        assert seen.add(np.array(batch, dtype=np.uint64)).tolist() == expected

@@ -19,7 +19,8 @@ from common.files import read_json
 from corpus.dedup.signatures import identity_of
 from corpus.index import IndexedDataset, IndexWriter, Meta
 from corpus.index.documents import REMOVED, DocumentTable, write_tombstones
-from corpus.scrape.warc import Archive, parse_request, read_records, write_records
+from corpus.scrape.archive import Archive, parse_request, write_records
+from corpus.scrape.warc import read_records
 from corpus.urls.url import document_id
 from tests.corpus.scrape.test_archive import URL, page
 from tests.helpers import assert_one_line_error, called, read_rejects, read_shard, write_shard
