@@ -142,8 +142,7 @@ def _workshop(finished: Path, address: str) -> None:
         "texts/one.txt": prose(2).encode(),
         "wiki/AA/wiki_00": f'<doc id="1" url="http://w.example/1" title="One">\n{prose(3)}\n</doc>\n'.encode(),
         "book.txt": prose(4).encode(),
-        "wiki.test.tokens": f" = One = \n \n {prose(6, 60)} \n".encode(),
-        **dict.fromkeys(("lambada.jsonl", "lambada_test.jsonl"), b'{"text": "The value of the list is the value"}\n'),
+        "lambada.jsonl": b'{"text": "The value of the list is the value"}\n',
         "prompts.txt": b"The list of\nA string\n",
         "takedown.txt": urls[0].encode(),
     }

@@ -1,9 +1,7 @@
-"""Measure how well a model predicts text: loss, bits per byte, WikiText, LAMBADA, and the tasks of lm_eval.
+"""Measure how well a model predicts text: loss, bits per byte, and tasks of lm_eval such as LAMBADA and WikiText.
 
     python -m training.evaluate --checkpoint results/demo/models/tiny --data results/demo/dataset/corpus_text_document
     python -m training.evaluate --checkpoint results/demo/merged/tiny --data book.txt poems.jsonl --output books.json
-    python -m training.evaluate --checkpoint results/demo/merged/tiny --task wikitext --data wiki.test.tokens
-    python -m training.evaluate --checkpoint results/demo/merged/tiny --task lambada --data lambada_test.jsonl
     python -m training.evaluate --checkpoint results/demo/merged/tiny --tasks lambada_openai hellaswag --output t.json
 
 --checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint), one iter_* folder, or MODEL/best
@@ -14,11 +12,6 @@ tokens. --max-tokens takes windows evenly spaced over all data. --part valid or 
 was not trained on: checkpoints and merged folders record their train.split. They also record train.reset_position_ids,
 train.reset_attention_mask and train.eod_mask_loss, and the loss follows them, as the validation of the training does; a
 note says so. For a folder that records none, documents are not set apart, and every token counts.
-
---task wikitext reads one file in WikiText's format (wiki.test.tokens, wiki.test.raw) and computes the word perplexity
-that papers report: the text is detokenized, windows start every --stride tokens, and the loss is divided by the number
-of words in the file, line ends included. --task lambada reads one file of {"text": …} lines and counts the texts whose
-last word the model predicts, token by token.
 
 --tasks runs tasks of lm-evaluation-harness (`pip install 'urls-to-gpt2[eval]'`) on a Hugging Face folder. Data are
 downloaded, unless they are in the cache of `datasets`, or named by a YAML file in --task-dir.
@@ -52,22 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--data", type=cli.input_path, nargs="+", default=[], metavar="FILE|PREFIX", help="texts or datasets"
     )
-    parser.add_argument("--task", choices=("loss", "wikitext", "lambada"), default="loss", help="what to measure")
     parser.add_argument("--part", choices=("all", "train", "valid", "test"), default="all", help="part of a dataset")
     parser.add_argument(
         "--split", metavar="A,B,C", help="shares that define the parts (default: the checkpoint's train.split)"
     )
     parser.add_argument(
-        "--stride",
-        type=cli.positive_int,
-        metavar="N",
-        help="wikitext: tokens from one window to the next (default 32; the sequence length is fastest)",
-    )
-    parser.add_argument(
         "--max-tokens",
         type=cli.positive_int,
         metavar="N",
-        help="loss: evaluate at most N tokens, in windows evenly spaced over the data (default: all)",
+        help="evaluate at most N tokens, in windows evenly spaced over the data (default: all)",
     )
     parser.add_argument("--batch", type=cli.positive_int, metavar="N", help="windows per forward pass (default 8)")
     parser.add_argument("--tasks", nargs="+", default=[], metavar="NAME", help="tasks of lm-evaluation-harness")
@@ -115,10 +101,7 @@ def _on_data(arguments: argparse.Namespace) -> dict[str, Any]:
             )
     model, tokenizer = load_model(checkpoint)
     model.dtype = precision_type("auto", model.wte.weight.device)
-    about = {"data": ", ".join(map(str, paths))}
-    if arguments.task != "loss":
-        return {**about, "task": arguments.task, **_task(arguments, model, tokenizer)}
-    about |= {"part": part} | ({"split": split} if split else {})
+    about = {"data": ", ".join(map(str, paths)), "part": part} | ({"split": split} if split else {})
     rules = {key: True for key in DOCUMENT_RULES if getattr(origin, key)}
     if rules:
         note(f"{checkpoint}: evaluated with train.{' and train.'.join(rules)}, as it was trained")
@@ -134,22 +117,14 @@ def is_dataset(path: Path) -> bool:
 
 def _check_data(arguments: argparse.Namespace) -> None:
     """InputError for data that cannot be evaluated, before a model is loaded."""
-    task, part, checkpoint = arguments.task, arguments.part, arguments.checkpoint
-    if not arguments.data and (not arguments.tasks or task != "loss"):
+    part, checkpoint = arguments.part, arguments.checkpoint
+    if not arguments.data and not arguments.tasks:
         raise InputError("nothing to evaluate on; give --data, or --tasks alone")
     if arguments.tasks and not (checkpoint / "config.json").is_file():
         raise InputError(f"{checkpoint}: --tasks needs a Hugging Face folder; python -m convert.merge_mp makes one")
     if (arguments.task_dir or arguments.max_samples) and not arguments.tasks:
         raise InputError("--task-dir and --max-samples are for --tasks")
-    if (arguments.max_tokens or arguments.batch) and task != "loss":
-        raise InputError("--max-tokens and --batch are for --task loss")
-    if arguments.stride and task != "wikitext":
-        raise InputError("--stride is for --task wikitext")
-    if task != "loss" and len(arguments.data) > 1:
-        raise InputError(f"--task {task} takes one file, --data names {len(arguments.data)}")
     for path in arguments.data:
-        if task != "loss" and not is_readable(path):
-            raise InputError(f"{path}: no such file; --task {task} needs one of text")
         if not is_dataset(path) and not is_readable(path):
             raise InputError(f"{path}: neither a file nor the PREFIX of a dataset (PREFIX.bin, PREFIX.idx)")
         if not is_dataset(path) and part != "all":
@@ -206,27 +181,6 @@ def _losses(
     result = combine(results)
     print(f"all: {summary(result)}")
     return {**result, "each": dict(zip(map(str, paths), results, strict=True))}
-
-
-def _task(arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | None") -> dict[str, Any]:
-    """Print and return a published measure on one file of text."""
-    from training.evaluation import lambada, wikitext
-    from training.inference.load import require_tokenizer
-
-    path, seq_len = arguments.data[0], model.settings.seq_len
-    tokenizer = require_tokenizer(tokenizer, arguments.checkpoint)
-    if arguments.task == "lambada":
-        result = lambada.last_word_accuracy(model, lambada.read_examples(path, tokenizer, seq_len))
-        print(f"{path}: {lambada.summary(result)}")
-        return result
-    stride = arguments.stride or min(32, seq_len)
-    if stride > seq_len:
-        raise InputError(
-            f"--stride {stride} is more than the model's sequence length {seq_len}: tokens would be left out"
-        )
-    result = wikitext.word_perplexity(model, tokenizer, path, stride)
-    print(f"{path}: {wikitext.summary(result)}")
-    return result
 
 
 if __name__ == "__main__":

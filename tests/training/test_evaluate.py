@@ -160,19 +160,10 @@ def test_the_loss_follows_the_rules_of_the_training_before_and_after_the_merge(
         assert ("as it was trained" in capsys.readouterr().err) == bool(rules)
 
 
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        (("--tasks", "hellaswag"), "pip install 'urls-to-gpt2[eval]'"),
-        (("--task", "lambada", "--tasks", "hellaswag"), "give --data"),
-    ],
-)
-def test_what_tasks_need_is_told_in_a_line(
-    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], told: str
-) -> None:
+def test_what_tasks_need_is_told_in_a_line(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # as if it were not installed
     (tmp_path / "config.json").touch()
-    assert run_main(main, "--checkpoint", tmp_path, *asked) == 2
-    assert told in capsys.readouterr().err
+    assert run_main(main, "--checkpoint", tmp_path, "--tasks", "hellaswag") == 2
+    assert "pip install 'urls-to-gpt2[eval]'" in capsys.readouterr().err
     assert run_main(main, "--checkpoint", tmp_path / "iter_0000001", "--tasks", "hellaswag") == 2
     assert "python -m convert.merge_mp" in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""Measure a model: the loss on any data (`scoring`), `lambada`'s last-word accuracy, `wikitext`'s word perplexity."""
+"""Measure a model: its loss on any data (`scoring`), and tasks of lm-evaluation-harness (`harness`)."""

@@ -1,16 +1,14 @@
-"""The loss of one unsharded model: summed over samples or overlapping windows; its mean, perplexity, bits per byte."""
+"""The loss of one unsharded model over samples: its mean, perplexity, bits per byte."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
-from itertools import chain, groupby
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from common.errors import InputError
 from common.progress import Meter
@@ -27,57 +25,6 @@ BATCH = 8  # windows per forward pass
 def perplexity(loss: float) -> float:
     """exp(loss), infinite if that exceeds a float."""
     return math.inf if loss >= 700 else math.exp(loss)
-
-
-class Window(NamedTuple):
-    """Tokens [begin, end) are the input; the last `scored` of tokens [begin + 1, end + 1) are predicted and count."""
-
-    begin: int
-    end: int
-    scored: int
-
-
-def sliding_windows(tokens: int, seq_len: int, stride: int) -> Iterator[Window]:
-    """Windows that begin at multiples of `stride` (at most seq_len); each scores the tokens after the previous window.
-
-    Every token but the first is scored once, after the first window with a context of at least seq_len - stride tokens.
-    """
-    begin, end = 0, min(seq_len, tokens - 1)
-    yield Window(begin, end, end)
-    while end < tokens - 1:
-        begin, reached = begin + stride, end
-        end = min(begin + seq_len, tokens - 1)
-        yield Window(begin, end, end - reached)
-
-
-@torch.no_grad()
-def sum_of_sliding_losses(model: GPT2, tokens: npt.NDArray[np.integer], stride: int) -> float:
-    """Loss in nats summed over all tokens but the first, with overlapping windows."""
-    device = next(model.parameters()).device
-    stream = torch.from_numpy(tokens.astype(np.int64)).to(device)
-    windows = list(sliding_windows(len(tokens), model.settings.seq_len, stride))
-    groups = groupby(windows, lambda window: (window.end - window.begin, window.scored))  # one shape per batch
-    batches = (batch for _, group in groups for batch in batched(group, BATCH))
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    with Meter("evaluate", "windows", len(windows)) as meter:
-        for batch in batches:
-            length, scored = batch[0].end - batch[0].begin, batch[0].scored
-            inputs = torch.stack([stream[window.begin : window.end] for window in batch])
-            targets = torch.cat([stream[window.end + 1 - scored : window.end + 1] for window in batch])
-            position = torch.arange(length, device=device)
-            logits = logits_at(model, inputs, (position >= length - scored).expand_as(inputs))
-            total += summed_loss(logits[None], targets[None]).double()
-            meter.advance(len(batch))
-    return float(total)
-
-
-def logits_at(model: GPT2, tokens: Tensor, selected: Tensor) -> Tensor:
-    """(B, T) token ids, (B, T) bool -> (n, V) float32 logits at the n selected positions, in row order.
-
-    The blocks run in the model's `dtype`, the head in float32: in bfloat16 the top logits would tie.
-    """
-    x = model.eval().blocks(model.embed(tokens))  # (B, T, C)
-    return model.logits(x[selected].float())
 
 
 @torch.no_grad()
