@@ -73,7 +73,7 @@ class Job(NamedTuple):
 
 
 def write_dataset(job: Job) -> None:
-    """Write random tokens with the frequencies of words in text, so that there is something to learn."""
+    """Write random tokens with the frequencies of words in text, in documents of 600 tokens on average."""
     import numpy as np
 
     from corpus.index import IndexWriter, Meta
@@ -81,8 +81,9 @@ def write_dataset(job: Job) -> None:
     random, model, prefix = np.random.RandomState(1), job.size.model, job.settings.dataset_prefix
     prefix.parent.mkdir(parents=True)
     with IndexWriter(prefix, np.uint16, Meta(model.vocab_size, model.vocab_size - 1)) as writer:
-        for _ in range(64):
-            writer.add_document((random.zipf(1.2, 4 * model.seq_len) % model.vocab_size).astype(np.uint16))
+        for length in random.geometric(1 / 600, size=256 * model.seq_len // 600):
+            tokens = random.zipf(1.2, length) % (model.vocab_size - 1)
+            writer.add_document(np.append(tokens, model.vocab_size - 1).astype(np.uint16))
 
 
 @contextmanager
@@ -224,6 +225,9 @@ CONTENDERS: Mapping[str, Callable[[Job], Steps]] = {
 }
 
 
+DOCUMENTS_APART = {"reset_attention_mask": True, "reset_position_ids": True, "eod_mask_loss": True}
+
+
 def stepping(steps: Callable[[Job], Steps], job: Job) -> Timed:
     """Some steps, after one to allocate memory."""
     running = steps(job)
@@ -236,5 +240,6 @@ def measure(arguments: Namespace) -> Iterator[Row]:
     job = Job(arguments.work, size := SIZES[arguments.size])
     write_dataset(job)
     contenders = {name: partial(stepping, steps, job) for name, steps in CONTENDERS.items()}
+    contenders["ours, documents apart"] = partial(stepping, ours, job._replace(train=DOCUMENTS_APART))
     tokens = size.steps * size.micro_batch_size * size.model.seq_len
     yield from compare("step", contenders, arguments.rounds, tokens, "tokens")
