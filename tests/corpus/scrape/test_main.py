@@ -75,7 +75,9 @@ def wait_for_lines(path: Path, count: int, process: "subprocess.Popen[str]") -> 
 
 def kill_all(process: "subprocess.Popen[str]", rng: random.Random) -> None:
     """kill -9 a scrape and its workers one by one in any order, as a batch system does at the end of a job."""
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended by itself
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for member in rng.sample(family, len(family)):
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
