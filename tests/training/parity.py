@@ -273,12 +273,14 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         layouts = [layout for layout in QUICK if layout.precision == "float32"]
-        start, folder = Path(name) / "start", Path(name) / "layouts"
-        write_start(start, Layout(), 20)
-        run_layouts(folder, layouts, [start] * len(layouts), 20)
+        starts = {single: Path(name) / str(single) for single in {layout.single for layout in layouts}}
+        for single, start in starts.items():
+            write_start(start, single, 20)
+        folder = Path(name) / "layouts"
+        run_layouts(folder, layouts, [starts[layout.single] for layout in layouts], 20)
         for number, layout in enumerate(layouts):
-            found = differences(folder / str(number), start, 20)
-            figures = " | ".join(f"{found[key]:.1e}" for key in found)
+            found = differences(folder / str(number), starts[layout.single], 20)
+            figures = " | ".join(f"{found[key]:.1e}" for key in ("loss", "norm", "valid", "weights"))
             rows.append(f"| {layout} | {layout.processes} | {figures} |")
     print("| layout | processes | loss | gradient norm | validation loss | parameters |\n|---|---|---|---|---|---|")
     print("\n".join(rows))
