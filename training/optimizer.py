@@ -120,6 +120,10 @@ class MuonAdamW(AdamW):
         return None
 
 
+OPTIMIZERS: Mapping[str, type[AdamW]] = {"adamw": AdamW, "muon": MuonAdamW}
+"""The values of `train.optimizer`."""
+
+
 def make_optimizer(named: Mapping[str, nn.Parameter], experiment: Experiment, mesh: DeviceMesh | None = None) -> AdamW:
     """The optimiser of `train.optimizer`; `named`: this process's parameters by their names in the whole model.
 
@@ -132,18 +136,16 @@ def make_optimizer(named: Mapping[str, nn.Parameter], experiment: Experiment, me
         name: 0.0 if any(fnmatchcase(name, pattern) for pattern in train.no_decay) else train.weight_decay
         for name in named
     }
-    adamw = [name for name in named if moments[name] == ADAMW]
-    groups: list[dict[str, Any]] = [
-        {"params": [named[name] for name in adamw if decay[name] == each], "weight_decay": each}
-        for each in dict.fromkeys((train.weight_decay, 0.0))
-    ]
-    scale = 1.0
+    groups: list[dict[str, Any]] = []
+    rest, scale = dict(named), 1.0
     if train.optimizer == "muon":
-        matrices = {name: parameter for name, parameter in named.items() if moments[name] == MUON}
+        matrices = {name: rest.pop(name) for name in named if moments[name] == MUON}
         muon = Muon(matrices, decay, train.muon_momentum, experiment.model.n_head, mesh)
         groups.append({"params": muon.matrices, "muon": muon, "scale": 1.0})
         scale = (train.adamw_lr or train.lr) / train.lr
-    optimizer = MuonAdamW(
+    for each in dict.fromkeys((train.weight_decay, 0.0)):
+        groups.append({"params": [rest[name] for name in rest if decay[name] == each], "weight_decay": each})
+    optimizer = OPTIMIZERS[train.optimizer](
         [{"scale": scale, **group} for group in groups if group["params"]],
         lr=train.lr,
         betas=train.betas,
