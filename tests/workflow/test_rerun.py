@@ -11,7 +11,7 @@ import yaml
 from common import steps
 from common.config import with_overrides, write_settings
 from common.files import fingerprint
-from common.settings import Settings
+from common.settings import Settings, SourceSettings
 from tests.workflow.pipeline import LINKED, ROOT, planned, snakemake
 
 BASE: dict[str, Any] = {
@@ -39,8 +39,6 @@ CHANGES = {
     "scrape.max_bytes=9": "scrape",
     "scrape.opt_outs=obey": "scrape",
     "sources=[{path: other}]": "ingest",
-    "sources=[{path: texts, encoding: cp1252}]": "ingest",
-    "sources=[{path: texts, text_key: body}]": "ingest",
     "clean.language=no": "clean",
     "dedup.seed=9": "dedup_signatures",
     "dedup.threshold=0.8": "dedup_clusters",
@@ -100,6 +98,7 @@ def test_a_new_key_is_classified() -> None:
     parts = {key.partition(".")[0] for key in named} - named - {"models"}
     keys = {f"{part}.{key}" for part in parts for key in type(getattr(before, part)).model_fields}
     assert (keys | set(Settings.model_fields)) - named - parts == set(FREE.split())
+    assert {*steps.keys("ingest", before)["sources"][0]} == {*SourceSettings.model_fields}, "such as encoding"
 
 
 def test_warc_files_as_sources_are_read_again_when_the_rules_for_pages_change(tmp_path: Path) -> None:
