@@ -10,8 +10,8 @@ import yaml
 
 from common import steps
 from common.config import with_overrides, write_settings
-from common.files import fingerprint
-from common.settings import Settings
+from common.files import fingerprint, read_json
+from common.settings import Settings, SourceSettings
 from tests.workflow.pipeline import LINKED, ROOT, planned, snakemake
 
 BASE: dict[str, Any] = {
@@ -79,7 +79,7 @@ FREE = """run urls base site shards max_bad_share train_models models cluster to
     scrape.archive"""
 
 
-def params(settings: Settings) -> dict[str, object]:
+def params(settings: Settings) -> dict[str, dict[str, Any]]:
     """The settings that Snakemake compares, by step."""
     return {step.name: steps.keys(step.name, settings, "tiny") for step in (*steps.CORPUS, *steps.MODELS)}
 
@@ -98,6 +98,7 @@ def test_a_new_key_is_classified() -> None:
     parts = {key.partition(".")[0] for key in named} - named - {"models"}
     keys = {f"{part}.{key}" for part in parts for key in type(getattr(before, part)).model_fields}
     assert (keys | set(Settings.model_fields)) - named - parts == set(FREE.split())
+    assert {*steps.keys("ingest", before)["sources"][0]} == {*SourceSettings.model_fields}, "such as encoding"
 
 
 def test_warc_files_as_sources_are_read_again_when_the_rules_for_pages_change(tmp_path: Path) -> None:
@@ -135,6 +136,14 @@ def plan(folder: Path, *changes: str) -> tuple[set[str], str]:
     (folder / "other.yaml").write_text(yaml.safe_dump(with_overrides(BASE, changes)))
     jobs, output = planned(folder, "all", "--configfile", "other.yaml")
     return jobs.keys() - {"total"}, output
+
+
+def test_every_rule_gives_snakemake_the_settings_of_its_step(finished: Path) -> None:
+    records = [read_json(path) for path in (finished / "results/x/records/metadata").rglob("*") if path.is_file()]
+    for name, settings in params(Settings.model_validate(BASE)).items():
+        recorded = [record["params"] for record in records if record["rule"] == name]
+        wanted = repr(settings["generate"] if name == "generate" else settings)
+        assert recorded and (not settings or all(wanted in found for found in recorded)), name
 
 
 def test_keys_that_change_no_result_and_inputs_with_another_time_alone_repeat_nothing(finished: Path) -> None:
