@@ -138,7 +138,7 @@ def test_a_part_follows_the_training_split_or_the_one_that_is_given(
     assert read_json(output)["loss"] == pytest.approx(found["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("keys", [("reset_position_ids",), ("reset_position_ids", "eod_mask_loss"), ()])
+@pytest.mark.parametrize("keys", [("reset_position_ids",), ("reset_attention_mask", "eod_mask_loss"), ()])
 def test_the_loss_follows_the_rules_of_the_training_before_and_after_the_merge(
     tmp_path: Path, capsys: Capsys, keys: tuple[str, ...]
 ) -> None:

@@ -29,9 +29,13 @@ def test_a_skipped_step_changes_neither_weights_nor_moments_and_a_loss_scale_no_
     steps.close()
 
 
-@pytest.mark.parametrize("largest", [0.1, 1e9])
-def test_the_optimiser_gets_the_gradient_without_the_loss_scale_and_clipped(tmp_path: Path, largest: float) -> None:
-    session = make_session(tmp_path, train={"clip_grad": largest, "betas": [0.5, 0.5]})
+@pytest.mark.parametrize(
+    ("largest", "muon"), [(0.1, {}), (1e9, {}), (0.1, {"optimizer": "muon", "muon_momentum": 0.5})]
+)
+def test_the_optimiser_gets_the_gradient_without_the_loss_scale_and_clipped(
+    tmp_path: Path, largest: float, muon: dict[str, Any]
+) -> None:
+    session = make_session(tmp_path, train={"clip_grad": largest, "betas": [0.5, 0.5], **muon})
     norm = train_steps(session, 1, scale=2.0**10)[0].grad_norm
     moments = [session.optimizer.state[value]["exp_avg"].flatten() for value in session.parameters.values()]
     assert norm > 0.2

@@ -109,7 +109,7 @@ def save_with_faults(world: World, config: Path) -> None:
             train_step(session, iteration, next(steps), 0.01)
             if last_rank and iteration == 1:
                 with torch.no_grad():
-                    local_shard(session.parameters["h.1.ln_2.bias"])[3] += 0.5
+                    local_shard(session.parameters["h.1.ln_2.bias"])[-1] += 0.5
             elif last_rank:
                 saver.wait()
                 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
