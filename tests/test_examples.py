@@ -33,7 +33,7 @@ TUTORIALS = ("own_text", "finetune", "from_megatron", "compare_filters")
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 CODE = ("common", "corpus", "training", "convert", "cluster", "workflow")
 SKIPPED = {
-    r".*(filters=\[repeated_lines|extractors=\[article|gpt2_774m)": "tests/test_contributing.py runs it",
+    r".*(filters=\[repeated_lines|extractors=\[article|jokes\.fortune|gpt2_774m)": "tests/test_contributing.py runs it",
     r"python -m benchmarks\.": "takes minutes; tests/benchmarks runs the parts",
     r"python -m tests\.training\.parity": "takes minutes; tests/training/test_parity.py runs it",
     r"python -m training\.train --config config\.yaml --model tiny parallel\.tensor=1": "the fixture trained it",

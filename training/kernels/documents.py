@@ -53,8 +53,8 @@ def document_attention(q: Tensor, k: Tensor, v: Tensor, p: float, ends: Tensor) 
     if q.is_cuda and not p and q.dtype != torch.float32 and hs % 8 == 0:
         return _packed(q, k, v, ends)
     if q.device.type == "cpu" and ends.shape[1] <= _MOST_CALLS and not torch.compiler.is_compiling():
-        samples = zip(q, k, v, ends.tolist(), strict=True)
-        return torch.stack([_one_by_one(q, k, v, p, edges) for q, k, v, edges in samples])
+        samples = zip(torch.split(q, 1), torch.split(k, 1), torch.split(v, 1), ends.tolist(), strict=True)
+        return torch.cat([_one_by_one(q, k, v, p, edges) for q, k, v, edges in samples])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=document_mask(ends, T), dropout_p=p)
 
 
@@ -69,8 +69,8 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> Tensor:
 
 
 def _one_by_one(q: Tensor, k: Tensor, v: Tensor, p: float, ends: list[int]) -> Tensor:
-    """One sample: (nh, T, hs) three times -> (nh, T, hs)."""
+    """One sample: (1, nh, T, hs) three times -> the same shape; with fewer dimensions PyTorch would keep all scores."""
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False) if end > start]
-    parts = zip(*(torch.split(each, sizes, dim=1) for each in (q, k, v)), strict=True)
+    parts = zip(*(torch.split(each, sizes, dim=2) for each in (q, k, v)), strict=True)
     made = [F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True) for q, k, v in parts]
-    return torch.cat(made, dim=1)
+    return torch.cat(made, dim=2)
