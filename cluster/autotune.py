@@ -103,7 +103,7 @@ def _measure(settings: Settings, trial: str, output: Path, options: argparse.Nam
 
 
 def _final_state(folder: Path, job: Job, output: Path) -> State:
-    """The state in which a job ends, after it has written `output`. Cancels it if this process is interrupted.
+    """Waits until a job has ended and written `output`; returns its state. An interrupt cancels the job.
 
     Raises JobError if Slurm would never start it.
     """

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from common.workers import batched
 from training.parallel.collectives import all_gather
-from training.parallel.dtensor import local_shard, shard_bounds
+from training.parallel.dtensor import local_shard, region, shard_bounds
 from training.tensors import QKV
 
 RMS = 0.2  # of an update's elements, as large as AdamW's usually are
@@ -42,11 +42,6 @@ class Part(NamedTuple):
     def size(self) -> int:
         """Elements."""
         return math.prod(self.shape)
-
-    @property
-    def region(self) -> tuple[slice, ...]:
-        """Its indices."""
-        return tuple(slice(start, start + size) for start, size in zip(self.offset, self.shape, strict=True))
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -148,10 +143,10 @@ class Muon:
         if mine is not None:
             whole = received[0].new_empty(self.matrices[mine].shape)
             for rank in self.senders[mine]:
-                region = whole[self.parts[mine][rank].region]
-                region.copy_(received[rank].view(region.shape))
+                part = self.parts[mine][rank]
+                whole[region(*part)] = received[rank].view(part.shape)
             whole = self._orthogonal(mine, whole)
-            results = [whole[part.region] for part in self.parts[mine]]
+            results = [whole[region(*part)] for part in self.parts[mine]]
         shards = self._all_to_all(results, [self.parts[index][self.rank].size for index in group])
         return [shard.view(self.parts[index][self.rank].shape) for index, shard in zip(group, shards, strict=False)]
 

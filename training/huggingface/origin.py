@@ -9,7 +9,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from common import run_card
 from common.errors import CheckpointError, InputError
@@ -111,9 +111,12 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """Where the weights of a folder of ours come from; None if it is not recorded."""
+    """Where the weights of a folder of ours come from; None if not recorded. Values of another type are left out."""
     raw = _read(folder)
-    return Origin(**{field.name: raw.get(field.name) for field in fields(Origin)}) if raw else None
+    known = {
+        field.name: raw.get(field.name) for field in fields(Origin) if type(raw.get(field.name)) in get_args(field.type)
+    }
+    return Origin(**known) if raw else None
 
 
 def first_changed_file(folder: Path) -> Path | None:

@@ -3,6 +3,8 @@
 PyTorch's module of DTensors takes a second to import: commands that only read files do not wait for it.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,8 +19,7 @@ def copy_shard_(target: Tensor, whole: Tensor) -> None:
     missing = target.shape[0] - whole.shape[0]
     if missing:
         whole = torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])])
-    sizes, offsets = shard_bounds(target)
-    whole = whole[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
+    whole = whole[region(*shard_bounds(target))]
     with torch.no_grad():
         local_shard(target).copy_(whole)
 
@@ -32,6 +33,11 @@ def shard_bounds(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return tuple(tensor.shape), (0,) * tensor.dim()
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(shape), tuple(offset)
+
+
+def region(shape: Sequence[int], offset: Sequence[int]) -> tuple[slice, ...]:
+    """The indices of a shard of this shape and offset in the whole tensor."""
+    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
 def local_shard(tensor: Tensor) -> Tensor:
