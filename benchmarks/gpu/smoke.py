@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +99,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("tensor", "data", "pipeline"), Several(1)), "zero_stage": 2, "sequence_parallel": True,
     },
 }  # fmt: skip
-_COMPILED = ("ZeRO 0", "ZeRO 3", "tensor, sequence", "all, ZeRO 2")
+_SPLIT = ("ZeRO 0", "ZeRO 3", "tensor, sequence", "all, ZeRO 2")
+_TRAININGS: tuple[tuple[dict[str, Any], Iterable[str]], ...] = (
+    ({"compile": "none"}, LAYOUTS),
+    ({"compile": "blocks"}, _SPLIT),
+    ({"compile": "none", "optimizer": "muon"}, ("one process", *_SPLIT, "ZeRO 3, offloaded")),
+    ({"compile": "blocks", "reset_attention_mask": True}, ("one process", *_SPLIT)),
+)
+"""Keys of `train`, and their layouts; each equals the `one process` before it."""
 _STEPS = 4
 
 
@@ -116,19 +123,19 @@ def mesh(context: Context) -> Iterator[Row]:
     backends = {"backend": "cpu:gloo,cuda:nccl", "device_id": target} if context.gpu else {"backend": "gloo"}
     dist.init_process_group(**backends, **alone)
     model = {"n_layer": 4, "n_head": 4, "n_embd": 256, "seq_len": 256, "vocab_size": 1000, "dropout": 0}
-    model |= {"n_layer": 2, "n_embd": 32, "seq_len": 16} if context.toy else {}
+    model |= {"n_layer": 2, "n_embd": 32, "seq_len": 16, "vocab_size": 20} if context.toy else {}
     train = {"iterations": _STEPS, "micro_batch_size": 2, "accumulation": 2, "lr": 1e-3}
     plain = Experiment.model_validate({"model": model, "train": train})
     expected, wrong = list[float](), list[str]()
-    for name, compiled in [*dict.fromkeys(LAYOUTS, "none").items(), *dict.fromkeys(_COMPILED, "blocks").items()]:
-        if (LAYOUTS[name].get("offload") or compiled == "blocks") and not context.gpu:
-            continue  # a CPU has no memory of its own to spare, and takes long to compile
+    for keys, name in [(keys, name) for keys, names in _TRAININGS for name in names]:
+        if LAYOUTS[name].get("offload") and not context.gpu:
+            continue  # a CPU has no memory of its own to spare
         parallel = ParallelSettings().model_copy(update=LAYOUTS[name])
-        kept = {"parallel": parallel, "train": plain.train.model_copy(update={"compile": compiled})}
+        kept = {"parallel": parallel, "train": plain.train.model_copy(update=keys)}
         losses, fault = list[float](), ""
         try:
             losses = _losses(plain.model_copy(update=kept), World(0, 1, target), context.folder)
-            expected = expected or losses
+            expected = losses if name == "one process" else expected
             furthest = max(abs(found - other) for found, other in zip(losses, expected, strict=True))
             if not furthest < (0.02 if context.gpu else 1e-4):  # sums in another order, in bfloat16 on a GPU
                 fault = f"no, differs by {furthest:.2g}"
@@ -138,7 +145,7 @@ def mesh(context: Context) -> Iterator[Row]:
         wrong += [name] * bool(fault)
         yield {
             "layout": name,
-            "compile": compiled,
+            "train": ", ".join(value if isinstance(value, str) else key for key, value in keys.items()),
             "loss": losses[-1] if losses else None,
             "as one process": fault or "yes",
         }

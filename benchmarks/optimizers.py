@@ -1,0 +1,248 @@
+"""Muon against AdamW on real text, on CPUs: how many tokens each needs for the same validation loss.
+
+    python -m benchmarks.optimizers --output-dir results/optimizers
+
+Text is what Debian's documentation packages bring (apt-get download), and becomes tokens by this toolkit's DAG. Three
+models train with both optimisers, one CPU each, several at a time. Learning rates are tuned on the smallest, one seed,
+in factors of 2, until the best one has neighbours that are worse; their neighbours are tried on the largest, which
+takes its own best one. A seed gives both optimisers the same initial weights and batches.
+
+The rate is constant after the warm-up and falls to 0 over the last fifth (`wsd`), so that the shorter trainings, which
+tell when Muon has AdamW's loss, begin from checkpoints of the long one. Hours on two cores; a command that was
+interrupted continues when it is repeated. The table's first columns are final validation losses.
+"""
+
+import csv
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+from statistics import mean, median
+from typing import NamedTuple
+
+import yaml
+
+from benchmarks.harness import Row, machine, table
+from common import cli
+from common.errors import JobError
+from common.workers import available_cpus
+
+PACKAGES = (
+    "linux-doc-6.1 perl-doc git-doc python3.11-doc llvm-15-doc clang-15-doc cmake-doc vim-runtime ghc-doc sagemath-doc "
+    "python-sklearn-doc python-pandas-doc python-sqlalchemy-doc python-statsmodels-doc python-astropy-doc "
+    "python-sympy-doc nova-doc neutron-doc debian-policy emacs-common"
+).split()
+"""Of Debian 12: 110 MB in .txt and .pod files."""
+VOCABULARY = 2048
+MODELS: Mapping[str, Mapping[str, int]] = {
+    "small": {"n_layer": 4, "n_head": 2, "n_embd": 64},
+    "medium": {"n_layer": 4, "n_head": 2, "n_embd": 128},
+    "large": {"n_layer": 6, "n_head": 4, "n_embd": 192},  # 0.35, 1.1 and 3.1 million parameters
+}
+SMALLEST, *_, LARGEST = MODELS
+ITERATIONS = 600  # x 16 samples of 256 tokens = 2.5 million tokens
+SHORTER = (0.3, 0.45, 0.6, 0.75)  # of Muon's trainings, as shares of the iterations
+COOLDOWN = 0.2  # of each training
+OPTIMIZERS = ("adamw", "muon")
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+SEEDS = (1, 2, 3)
+TRAIN = {
+    "iterations": ITERATIONS,
+    "micro_batch_size": 4,
+    "global_batch_size": 16,
+    "warmup_iterations": 60,
+    "lr_decay": "wsd",
+    "min_lr": 0.0,
+    "betas": [0.9, 0.95],
+    "weight_decay": 0.1,
+    "split": "99,1,0",
+    "compile": "blocks",
+    "log_interval": 10,
+    "eval_interval": ITERATIONS,
+    "eval_batches": 40,
+    "save_interval": 72,  # where the shorter trainings begin
+}
+
+
+class Training(NamedTuple):
+    """One training: its settings, and the name of its model folder."""
+
+    size: str
+    optimizer: str
+    rate: float
+    seed: int
+    share: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return "_".join(map(str, self)).replace(".", "-")
+
+
+class Study:
+    """The trainings below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.config = folder / "run", folder / "config.yaml"
+
+    def train(self, trainings: Iterable[Training]) -> None:
+        """Train those that are not finished, as many at a time as there are CPUs. Raises JobError if one fails."""
+        with ThreadPoolExecutor(available_cpus()) as pool:
+            list(pool.map(self._train, trainings))
+
+    def _train(self, training: Training) -> None:
+        folder = self.run / "models" / training.name
+        if (folder / "done.json").exists():
+            return
+        end = round(training.share * ITERATIONS)
+        cooldown = round(COOLDOWN * end)
+        if training.share < 1:
+            first = f"iter_{end - cooldown:07}"
+            trunk = self.run / "models" / training._replace(share=1.0).name
+            shutil.copytree(trunk / first, folder / first, dirs_exist_ok=True)
+        changed = {
+            "optimizer": training.optimizer,
+            "lr": training.rate,
+            "seed": training.seed,
+            "iterations": end,
+            "cooldown_iterations": cooldown,
+        }
+        words = ["--quiet", "--config", self.config, "--model", training.size, "--name", training.name]
+        words += [f"train.{key}={value}" for key, value in changed.items()]
+        _python("training.train", *words, log=self.run / "logs" / f"{training.name}.log")
+
+    def loss(self, training: Training) -> float:
+        """Final validation loss; infinite where a training diverged."""
+        value = json.loads((self.run / "models" / training.name / "done.json").read_text())["valid_loss"]
+        return value if math.isfinite(value) else math.inf
+
+    def milliseconds(self, training: Training) -> float:
+        """Of a step."""
+        with open(self.run / "models" / training.name / "train.csv") as file:
+            return median(float(row["ms_per_iteration"]) for row in csv.DictReader(file))
+
+    def best(self, trainings: Iterable[Training]) -> Training:
+        """The training with the lowest loss."""
+        return min(trainings, key=self.loss)
+
+
+def _python(module: str, *words: object, log: Path) -> None:
+    """`python -m MODULE WORDS`. Raises JobError if it fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "w", encoding="utf-8") as file:
+        command = [sys.executable, "-m", module, *map(str, words)]
+        if code := subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode:
+            raise JobError(f"{module} ended with exit code {code}: see {log}")
+
+
+def prepare(folder: Path) -> Study:
+    """Download the packages, and make the corpus."""
+    study, packages, texts = Study(folder), folder / "packages", folder / "texts"
+    packages.mkdir(parents=True, exist_ok=True)
+    if not texts.exists():
+        subprocess.run(["apt-get", "download", "-qq", *PACKAGES], cwd=packages, check=True)
+        for package in packages.glob("*.deb"):
+            subprocess.run(["dpkg-deb", "-x", package, folder / "unpacked"], check=True)
+        os.rename(folder / "unpacked", texts)
+    shape = {"vocab_size": VOCABULARY, "seq_len": 256, "dropout": 0.0}
+    settings = {
+        "run": str(study.run),
+        "shards": available_cpus(),
+        "train_models": [],
+        "sources": [{"path": str(texts), "glob": ["**/*.txt", "**/*.pod"], "format": "text"}],
+        "dedup": {"jobs": 1},
+        "train_tokenizer": {"vocab_size": VOCABULARY},
+        "cluster": {"cpus_per_task": 1},
+        "models": {size: {"model": {**model, **shape}, "train": TRAIN} for size, model in MODELS.items()},
+    }
+    study.config.write_text(yaml.safe_dump(settings))
+    _python("snakemake", "--quiet", "--configfile", study.config, log=folder / "corpus.log")
+    return study
+
+
+def tune(study: Study, optimizer: str) -> list[Training]:
+    """Trainings of the smallest model, by learning rate: at least `RATES`, and the neighbours of the best one."""
+    rates = {*RATES}
+    while True:
+        trainings = [Training(SMALLEST, optimizer, rate, SEEDS[0]) for rate in sorted(rates)]
+        study.train(trainings)
+        best = study.best(trainings).rate
+        if {best / 2, best * 2} <= rates:
+            return trainings
+        rates |= {best / 2, best * 2}
+
+
+def tokens_needed(study: Study, training: Training, loss: float) -> float:
+    """Share of the tokens after which Muon has a loss; between two trainings linear in the logarithm of the tokens.
+
+    As far as the shortest training where that is enough; infinite where the longest is not.
+    """
+    points = [(share, study.loss(training._replace(share=share))) for share in (*SHORTER, 1.0)]
+    reached = next((index for index, (_, found) in enumerate(points) if found <= loss), None)
+    if reached is None:
+        return math.inf
+    (share, found), (before, other) = points[reached], points[max(0, reached - 1)]
+    return share if not reached else before * (share / before) ** ((other - loss) / (other - found))
+
+
+def measure(study: Study) -> Iterable[list[Row]]:
+    """The tables: learning rates, and what Muon saves."""
+    tuned = {name: tune(study, name) for name in OPTIMIZERS}
+    best = {name: study.best(trainings) for name, trainings in tuned.items()}
+    tried = {
+        name: [training._replace(size=LARGEST, rate=training.rate * factor) for factor in (0.5, 1, 2)]
+        for name, training in best.items()
+    }
+    study.train(chain(*tried.values()))
+    found = {each[:3]: study.loss(each) for each in chain(*tuned.values(), *tried.values())}
+    yield [
+        {"model": size, "learning rate": rate, **{name: found.get((size, name, rate)) for name in OPTIMIZERS}}
+        for size, rate in sorted({(size, rate) for size, _, rate in found}, reverse=True)
+    ]
+    whole = [
+        training._replace(size=size, seed=seed)
+        for size in MODELS
+        for training in (study.best(tried[name]) if size == LARGEST else best[name] for name in OPTIMIZERS)
+        for seed in SEEDS
+    ]
+    study.train(reversed(whole))  # the longest first
+    muon = [training for training in reversed(whole) if training.optimizer == "muon"]
+    study.train(training._replace(share=share) for training in muon for share in reversed(SHORTER))
+    yield [_result(study, [each for each in whole if each.size == size]) for size in MODELS]
+
+
+def _result(study: Study, trainings: Sequence[Training]) -> Row:
+    """The row of a model."""
+    adamw, muon = ([each for each in trainings if each.optimizer == name] for name in OPTIMIZERS)
+    losses = {name: [study.loss(each) for each in trainings if each.optimizer == name] for name in OPTIMIZERS}
+    shares = [tokens_needed(study, each, loss) for each, loss in zip(muon, losses["adamw"], strict=True)]
+    slower = mean(map(study.milliseconds, muon)) / mean(map(study.milliseconds, adamw))
+    return {
+        "model": trainings[0].size,
+        **{name: mean(found) for name, found in losses.items()},
+        **{f"{name}, seeds": (min(found), max(found)) for name, found in losses.items()},
+        "muon's tokens for adamw's loss": mean(shares),
+        "seeds": (min(shares), max(shares)),
+        "muon's time for a step": slower,
+        "for adamw's loss": slower * mean(shares),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = cli.parser("benchmarks.optimizers", __doc__)
+    parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="for the text and the trainings")
+    for rows in measure(prepare(parser.parse_args(argv).output_dir)):
+        print(f"{table(rows)}\n", flush=True)
+    print(machine())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
