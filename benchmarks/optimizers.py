@@ -3,9 +3,9 @@
     python -m benchmarks.optimizers --output-dir results/optimizers
 
 Text is what Debian's documentation packages bring (apt-get download), and becomes tokens by this toolkit's DAG. Three
-models train with both optimisers, one CPU each, several at a time. Learning rates are tuned on the smallest, one seed,
-in factors of 2, until the best one has neighbours that are worse; their neighbours are tried on the largest, which
-takes its own best one. A seed gives both optimisers the same initial weights and batches.
+models train with both optimisers, one CPU each, several at a time. Learning rates are tuned on the smallest and on the
+largest, one seed, in factors of 2, until the best one has neighbours that are worse. The model between them has those
+of the smallest. A seed gives both optimisers the same initial weights and batches.
 
 The rate is constant after the warm-up and falls to 0 over the last fifth (`wsd`), so that the shorter trainings, which
 tell when Muon has AdamW's loss, begin from checkpoints of the long one. Hours on two cores; a command that was
@@ -166,16 +166,19 @@ def prepare(folder: Path) -> Study:
     return study
 
 
-def tune(study: Study, optimizer: str) -> list[Training]:
-    """Trainings of the smallest model, by learning rate: at least `RATES`, and the neighbours of the best one."""
-    rates = {*RATES}
+def tune(study: Study, size: str, rates: Mapping[str, Iterable[float]]) -> dict[str, list[Training]]:
+    """Trainings of a model by optimiser and learning rate: at least `rates`, and the neighbours of the best one."""
+    tried = {name: {*values} for name, values in rates.items()}
     while True:
-        trainings = [Training(SMALLEST, optimizer, rate, SEEDS[0]) for rate in sorted(rates)]
-        study.train(trainings)
-        best = study.best(trainings).rate
-        if {best / 2, best * 2} <= rates:
+        trainings = {
+            name: [Training(size, name, rate, SEEDS[0]) for rate in sorted(values)] for name, values in tried.items()
+        }
+        study.train(chain(*trainings.values()))
+        best = {name: study.best(each).rate for name, each in trainings.items()}
+        wanted = {name: {rate / 2, rate * 2} | tried[name] for name, rate in best.items()}
+        if wanted == tried:
             return trainings
-        rates |= {best / 2, best * 2}
+        tried = wanted
 
 
 def tokens_needed(study: Study, training: Training, loss: float) -> float:
@@ -193,28 +196,28 @@ def tokens_needed(study: Study, training: Training, loss: float) -> float:
 
 def measure(study: Study) -> Iterable[list[Row]]:
     """The tables: learning rates, and what Muon saves."""
-    tuned = {name: tune(study, name) for name in OPTIMIZERS}
-    best = {name: study.best(trainings) for name, trainings in tuned.items()}
-    tried = {
-        name: [training._replace(size=LARGEST, rate=training.rate * factor) for factor in (0.5, 1, 2)]
-        for name, training in best.items()
-    }
-    study.train(chain(*tried.values()))
-    found = {each[:3]: study.loss(each) for each in chain(*tuned.values(), *tried.values())}
-    yield [
-        {"model": size, "learning rate": rate, **{name: found.get((size, name, rate)) for name in OPTIMIZERS}}
-        for size, rate in sorted({(size, rate) for size, _, rate in found}, reverse=True)
-    ]
-    whole = [
-        training._replace(size=size, seed=seed)
-        for size in MODELS
-        for training in (study.best(tried[name]) if size == LARGEST else best[name] for name in OPTIMIZERS)
-        for seed in SEEDS
-    ]
-    study.train(reversed(whole))  # the longest first
-    muon = [training for training in reversed(whole) if training.optimizer == "muon"]
-    study.train(training._replace(share=share) for training in muon for share in reversed(SHORTER))
+    tuned = {SMALLEST: tune(study, SMALLEST, dict.fromkeys(OPTIMIZERS, RATES))}
+    best = {name: study.best(trainings) for name, trainings in tuned[SMALLEST].items()}
+    others = [training._replace(size=size) for size in MODELS if size != LARGEST for training in best.values()]
+    whole = _seeds(study, others)
+    below = {name: [training.rate * factor for factor in (0.25, 0.5, 1)] for name, training in best.items()}
+    tuned[LARGEST] = tune(study, LARGEST, below)
+    whole += _seeds(study, [study.best(trainings) for trainings in tuned[LARGEST].values()])
+    for size, by_name in tuned.items():
+        losses = {name: {each.rate: study.loss(each) for each in trainings} for name, trainings in by_name.items()}
+        yield [
+            {"model": size, "learning rate": rate, **{name: found.get(rate) for name, found in losses.items()}}
+            for rate in sorted({*chain(*losses.values())})
+        ]
     yield [_result(study, [each for each in whole if each.size == size]) for size in MODELS]
+
+
+def _seeds(study: Study, trainings: Iterable[Training]) -> list[Training]:
+    """Train with all seeds, and Muon also shorter."""
+    whole = [training._replace(seed=seed) for training in trainings for seed in SEEDS]
+    study.train(whole)
+    study.train(each._replace(share=share) for each in whole if each.optimizer == "muon" for share in SHORTER)
+    return whole
 
 
 def _result(study: Study, trainings: Sequence[Training]) -> Row:

@@ -78,7 +78,8 @@ def choose_operations(experiment: Experiment, world: World, folder: Path, second
         "dtype": str(dtype),
         "dropout": model.dropout,
         "settings": {
-            key: getattr(train, key) for key in ("attention", "kernels", "deterministic", "compile", "recompute")
+            name: getattr(train, name)
+            for name in ("attention", "kernels", "deterministic", "compile", "recompute", "reset_attention_mask")
         },
     }
     path = folder / "operations.json"

@@ -52,6 +52,9 @@ def test_the_fastest_attention_is_recorded_and_used_again(tmp_path: Path, used: 
     assert set(used) == {"cudnn"}
     choose(tmp_path, micro_batch_size=4, global_batch_size=8)  # other shapes: measured again
     assert used[-1] == "flash"
+    monkeypatch.setattr(operations, "measure_attention", lambda *given: dict.fromkeys(given[-1], 1.0))
+    choose(tmp_path, micro_batch_size=4, global_batch_size=8, reset_attention_mask=True)  # flash has no mask
+    assert used[-1] == "efficient"
 
 
 def test_a_deterministic_run_chooses_among_kernels_that_repeat() -> None:
