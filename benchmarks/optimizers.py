@@ -3,9 +3,9 @@
     python -m benchmarks.optimizers --output-dir results/optimizers
 
 Text is what Debian's documentation packages bring (apt-get download), and becomes tokens by this toolkit's DAG. Three
-models train with both optimisers, one CPU each, several at a time. Learning rates are tuned on the smallest and on the
-largest, one seed, in factors of 2, until the best one has neighbours that are worse. The model between them has those
-of the smallest. A seed gives both optimisers the same initial weights and batches.
+models train with both optimisers, one CPU each, several at a time. Each has its learning rates tuned, with one seed, in
+factors of 2, until the best one has neighbours that are worse. A seed gives both optimisers the same initial weights
+and batches.
 
 The rate is constant after the warm-up and falls to 0 over the last fifth (`wsd`), so that the shorter trainings, which
 tell when Muon has AdamW's loss, begin from checkpoints of the long one. Hours on two cores; a command that was
@@ -45,7 +45,6 @@ MODELS: Mapping[str, Mapping[str, int]] = {
     "medium": {"n_layer": 4, "n_head": 2, "n_embd": 128},
     "large": {"n_layer": 6, "n_head": 4, "n_embd": 192},  # 0.35, 1.1 and 3.1 million parameters
 }
-SMALLEST, *_, LARGEST = MODELS
 ITERATIONS = 600  # x 16 samples of 256 tokens = 2.5 million tokens
 SHORTER = (0.3, 0.45, 0.6, 0.75)  # of Muon's trainings, as shares of the iterations
 COOLDOWN = 0.2  # of each training
@@ -167,7 +166,7 @@ def prepare(folder: Path) -> Study:
 
 
 def tune(study: Study, size: str, rates: Mapping[str, Iterable[float]]) -> dict[str, list[Training]]:
-    """Trainings of a model by optimiser and learning rate: at least `rates`, and the neighbours of the best one."""
+    """Trainings of a model by optimiser: at least those with `rates`, and with the neighbours of the best one."""
     tried = {name: {*values} for name, values in rates.items()}
     while True:
         trainings = {
@@ -195,21 +194,20 @@ def tokens_needed(study: Study, training: Training, loss: float) -> float:
 
 
 def measure(study: Study) -> Iterable[list[Row]]:
-    """The tables: learning rates, and what Muon saves."""
-    tuned = {SMALLEST: tune(study, SMALLEST, dict.fromkeys(OPTIMIZERS, RATES))}
-    best = {name: study.best(trainings) for name, trainings in tuned[SMALLEST].items()}
-    others = [training._replace(size=size) for size in MODELS if size != LARGEST for training in best.values()]
-    whole = _seeds(study, others)
-    below = {name: [training.rate * factor for factor in (0.25, 0.5, 1)] for name, training in best.items()}
-    tuned[LARGEST] = tune(study, LARGEST, below)
-    whole += _seeds(study, [study.best(trainings) for trainings in tuned[LARGEST].values()])
-    for size, by_name in tuned.items():
-        losses = {name: {each.rate: study.loss(each) for each in trainings} for name, trainings in by_name.items()}
+    """The tables: learning rates of each model, then what Muon saves."""
+    rates: Mapping[str, Iterable[float]] = dict.fromkeys(OPTIMIZERS, RATES)
+    rows: list[Row] = []
+    for size in MODELS:
+        tuned = tune(study, size, rates)
+        losses = {name: {each.rate: study.loss(each) for each in trainings} for name, trainings in tuned.items()}
         yield [
             {"model": size, "learning rate": rate, **{name: found.get(rate) for name, found in losses.items()}}
             for rate in sorted({*chain(*losses.values())})
         ]
-    yield [_result(study, [each for each in whole if each.size == size]) for size in MODELS]
+        best = [study.best(trainings) for trainings in tuned.values()]
+        rows.append(_result(study, _seeds(study, best)))
+        rates = {training.optimizer: (training.rate / 2, training.rate) for training in best}
+    yield rows
 
 
 def _seeds(study: Study, trainings: Iterable[Training]) -> list[Training]:

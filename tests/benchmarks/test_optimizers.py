@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import optimizers
-from benchmarks.optimizers import LARGEST, MODELS, RATES, SHORTER, Study, Training, measure, tokens_needed, tune
+from benchmarks.optimizers import MODELS, RATES, SHORTER, Study, Training, measure, tokens_needed, tune
 from common.files import read_rows
 from tests.training.helpers import make_run
 
@@ -31,13 +31,13 @@ class Imagined(Study):
 
 
 def test_learning_rates_are_tried_until_the_best_one_has_neighbours() -> None:
-    found = tune(Imagined(), LARGEST, {"adamw": [0.016], "muon": RATES})
+    found = tune(Imagined(), "small", {"adamw": [0.016], "muon": RATES})
     assert [each.rate for each in found["muon"]] == [*RATES, 0.016, 0.032]
     assert [each.rate for each in found["adamw"]] == [0.008, 0.016, 0.032]
 
 
 def test_tokens_are_interpolated_in_their_logarithm() -> None:
-    study, muon = Imagined(), Training(LARGEST, "muon", 0.016, 2)
+    study, muon = Imagined(), Training("small", "muon", 0.016, 2)
     of_adamw = study.loss(muon._replace(optimizer="adamw"))
     assert tokens_needed(study, muon, of_adamw) == pytest.approx(0.64)
     assert tokens_needed(study, muon, of_adamw + 9) == SHORTER[0]
@@ -46,8 +46,9 @@ def test_tokens_are_interpolated_in_their_logarithm() -> None:
 
 def test_a_row_has_what_the_seeds_need() -> None:
     study = Imagined()
-    _, rates, rows = measure(study)
-    assert [row["learning rate"] for row in rates] == [0.004, 0.008, 0.016, 0.032]
+    first, *others, rows = measure(study)
+    assert [row["learning rate"] for row in first] == [*RATES, 0.016, 0.032]
+    assert [[row["learning rate"] for row in rates] for rates in others] == 2 * [[0.008, 0.016, 0.032]]
     assert [row["model"] for row in rows] == [*MODELS]
     for row in rows:
         assert row["adamw"] == pytest.approx(3.2) and row["adamw, seeds"] == pytest.approx((3.1, 3.3))
