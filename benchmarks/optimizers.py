@@ -45,7 +45,7 @@ MODELS: Mapping[str, Mapping[str, int]] = {
     "medium": {"n_layer": 4, "n_head": 2, "n_embd": 128},
     "large": {"n_layer": 6, "n_head": 4, "n_embd": 192},  # 0.35, 1.1 and 3.1 million parameters
 }
-ITERATIONS = 600  # x 16 samples of 256 tokens = 2.5 million tokens
+ITERATIONS = 2400  # x 4 samples of 256 tokens = 2.5 million tokens; AdamW loses more than Muon by a larger batch
 SHORTER = (0.3, 0.45, 0.6, 0.75)  # of Muon's trainings, as shares of the iterations
 COOLDOWN = 0.2  # of each training
 OPTIMIZERS = ("adamw", "muon")
@@ -54,18 +54,18 @@ SEEDS = (1, 2, 3)
 TRAIN = {
     "iterations": ITERATIONS,
     "micro_batch_size": 4,
-    "global_batch_size": 16,
-    "warmup_iterations": 60,
+    "global_batch_size": 4,
+    "warmup_iterations": 240,
     "lr_decay": "wsd",
     "min_lr": 0.0,
     "betas": [0.9, 0.95],
     "weight_decay": 0.1,
     "split": "99,1,0",
     "compile": "blocks",
-    "log_interval": 10,
+    "log_interval": 40,
     "eval_interval": ITERATIONS,
-    "eval_batches": 40,
-    "save_interval": 72,  # where the shorter trainings begin
+    "eval_batches": 160,
+    "save_interval": 288,  # where the shorter trainings begin
 }
 
 

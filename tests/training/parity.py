@@ -141,6 +141,7 @@ GRID = [
     Layout(tensor=4, sequence=True, pipeline=2),
     Layout(tensor=2, pipeline=2, schedule="interleaved_1f1b", data=2, zero=3, recompute="full"),
     Layout(tensor=2, pipeline=2, data=2, zero=1, vocab_size=50257),
+    *(Layout(2, True, data=2, zero=3, precision=precision, optimizer="muon") for precision in ("bfloat16", "float16")),
 ]
 
 

@@ -42,7 +42,8 @@ def runs_of(layout: Layout, once: Once) -> tuple[Path, Path]:
     group = QUICK if layout in QUICK else [one for one in GRID if one not in QUICK and kind(one) == kind(layout)]
     starts = [start_of(one) for one in group]
     run_all = partial(parity.run_layouts, layouts=group, starts=starts)
-    name = "quick" if layout in QUICK else f"{layout.processes}-{layout.vocab_size}-{layout.precision}"
+    rest = f"{layout.processes}-{layout.vocab_size}-{layout.precision}-{layout.optimizer}"
+    name = "quick" if layout in QUICK else rest
     return once(f"parity-layouts-{name}", run_all) / str(group.index(layout)), starts[group.index(layout)]
 
 
