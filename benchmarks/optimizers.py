@@ -112,9 +112,9 @@ class Study:
             "iterations": end,
             "cooldown_iterations": cooldown,
         }
-        words = ["--quiet", "--config", self.config, "--model", training.size, "--name", training.name]
-        words += [f"train.{key}={value}" for key, value in changed.items()]
-        _python("training.train", *words, log=self.run / "logs" / f"{training.name}.log")
+        words = ["--quiet", f"--config={self.config}", f"--model={training.size}"]
+        words += [f"--name={training.name}", *(f"train.{key}={value}" for key, value in changed.items())]
+        _call([sys.executable, "-m", "training.train", *words], self.run / "logs" / f"{training.name}.log")
 
     def loss(self, training: Training) -> float:
         """Final validation loss; infinite where a training diverged."""
@@ -131,13 +131,12 @@ class Study:
         return min(trainings, key=self.loss)
 
 
-def _python(module: str, *words: object, log: Path) -> None:
-    """`python -m MODULE WORDS`. Raises JobError if it fails."""
+def _call(command: Sequence[str | Path], log: Path, folder: Path | None = None) -> None:
+    """Run a command, its output in `log`. Raises JobError if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w", encoding="utf-8") as file:
-        command = [sys.executable, "-m", module, *map(str, words)]
-        if code := subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode:
-            raise JobError(f"{module} ended with exit code {code}: see {log}")
+        if code := subprocess.run(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT, check=False).returncode:
+            raise JobError(f"{' '.join(map(str, command[:3]))} ended with exit code {code}: see {log}")
 
 
 def prepare(folder: Path) -> Study:
@@ -145,14 +144,14 @@ def prepare(folder: Path) -> Study:
     study, packages, texts = Study(folder), folder / "packages", folder / "texts"
     packages.mkdir(parents=True, exist_ok=True)
     if not texts.exists():
-        subprocess.run(["apt-get", "download", "-qq", *PACKAGES], cwd=packages, check=True)
+        _call(["apt-get", "download", *PACKAGES], folder / "packages.log", packages)
         for package in packages.glob("*.deb"):
-            subprocess.run(["dpkg-deb", "-x", package, folder / "unpacked"], check=True)
+            _call(["dpkg-deb", "-x", package, folder / "unpacked"], folder / "packages.log")
         os.rename(folder / "unpacked", texts)
     shape = {"vocab_size": VOCABULARY, "seq_len": 256, "dropout": 0.0}
     settings = {
         "run": str(study.run),
-        "shards": available_cpus(),
+        "shards": 2,  # they decide the order of the documents
         "train_models": [],
         "sources": [{"path": str(texts), "glob": ["**/*.txt", "**/*.pod"], "format": "text"}],
         "dedup": {"jobs": 1},
@@ -161,7 +160,7 @@ def prepare(folder: Path) -> Study:
         "models": {size: {"model": {**model, **shape}, "train": TRAIN} for size, model in MODELS.items()},
     }
     study.config.write_text(yaml.safe_dump(settings))
-    _python("snakemake", "--quiet", "--configfile", study.config, log=folder / "corpus.log")
+    _call([sys.executable, "-m", "snakemake", "--quiet", "--configfile", study.config], folder / "corpus.log")
     return study
 
 
@@ -194,9 +193,8 @@ def tokens_needed(study: Study, training: Training, loss: float) -> float:
 
 
 def measure(study: Study) -> Iterable[list[Row]]:
-    """The tables: learning rates of each model, then what Muon saves."""
+    """Two tables for each model: learning rates, and what Muon saves."""
     rates: Mapping[str, Iterable[float]] = dict.fromkeys(OPTIMIZERS, RATES)
-    rows: list[Row] = []
     for size in MODELS:
         tuned = tune(study, size, rates)
         losses = {name: {each.rate: study.loss(each) for each in trainings} for name, trainings in tuned.items()}
@@ -205,9 +203,8 @@ def measure(study: Study) -> Iterable[list[Row]]:
             for rate in sorted({*chain(*losses.values())})
         ]
         best = [study.best(trainings) for trainings in tuned.values()]
-        rows.append(_result(study, _seeds(study, best)))
+        yield [_result(study, _seeds(study, best))]
         rates = {training.optimizer: (training.rate / 2, training.rate) for training in best}
-    yield rows
 
 
 def _seeds(study: Study, trainings: Iterable[Training]) -> list[Training]:
