@@ -104,7 +104,7 @@ _TRAININGS: tuple[tuple[dict[str, Any], Iterable[str]], ...] = (
     ({"compile": "none"}, LAYOUTS),
     ({"compile": "blocks"}, _SPLIT),
     ({"compile": "none", "optimizer": "muon"}, ("one process", *_SPLIT, "ZeRO 3, offloaded")),
-    ({"compile": "blocks", "reset_attention_mask": True}, ("one process", *_SPLIT)),
+    ({"compile": "blocks", "reset_attention_mask": True}, ("one process", "all, ZeRO 2")),
 )
 """Keys of `train`, and their layouts; each equals the `one process` before it."""
 _STEPS = 4
