@@ -12,8 +12,6 @@ tell when Muon has AdamW's loss, begin from checkpoints of the long one. Hours o
 interrupted continues when it is repeated. The table's first columns are final validation losses.
 """
 
-import csv
-import json
 import math
 import os
 import shutil
@@ -26,11 +24,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
 
-import yaml
-
 from benchmarks.harness import Row, machine, table
 from common import cli
 from common.errors import JobError
+from common.files import read_json, read_rows, write_json
 from common.workers import available_cpus
 
 PACKAGES = (
@@ -118,13 +115,13 @@ class Study:
 
     def loss(self, training: Training) -> float:
         """Final validation loss; infinite where a training diverged."""
-        value = json.loads((self.run / "models" / training.name / "done.json").read_text())["valid_loss"]
+        value: float = read_json(self.run / "models" / training.name / "done.json")["valid_loss"]
         return value if math.isfinite(value) else math.inf
 
     def milliseconds(self, training: Training) -> float:
         """Of a step."""
-        with open(self.run / "models" / training.name / "train.csv") as file:
-            return median(float(row["ms_per_iteration"]) for row in csv.DictReader(file))
+        rows = read_rows(self.run / "models" / training.name / "train.csv")
+        return median(float(row["ms_per_iteration"]) for row in rows)
 
     def best(self, trainings: Iterable[Training]) -> Training:
         """The training with the lowest loss."""
@@ -159,7 +156,7 @@ def prepare(folder: Path) -> Study:
         "cluster": {"cpus_per_task": 1},
         "models": {size: {"model": {**model, **shape}, "train": TRAIN} for size, model in MODELS.items()},
     }
-    study.config.write_text(yaml.safe_dump(settings))
+    write_json(study.config, settings)
     _call([sys.executable, "-m", "snakemake", "--quiet", "--configfile", study.config], folder / "corpus.log")
     return study
 
@@ -218,7 +215,7 @@ def _seeds(study: Study, trainings: Iterable[Training]) -> list[Training]:
 def _result(study: Study, trainings: Sequence[Training]) -> Row:
     """The row of a model."""
     adamw, muon = ([each for each in trainings if each.optimizer == name] for name in OPTIMIZERS)
-    losses = {name: [study.loss(each) for each in trainings if each.optimizer == name] for name in OPTIMIZERS}
+    losses = {"adamw": [*map(study.loss, adamw)], "muon": [*map(study.loss, muon)]}
     shares = [tokens_needed(study, each, loss) for each, loss in zip(muon, losses["adamw"], strict=True)]
     slower = mean(map(study.milliseconds, muon)) / mean(map(study.milliseconds, adamw))
     return {

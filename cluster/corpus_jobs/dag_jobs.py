@@ -67,7 +67,7 @@ def time_limit(rule: str) -> str:
 
 
 def request_of(job: Any, cluster: ClusterSettings) -> Request:
-    """The Slurm request of a job: its rule's; the retries get two and three times the memory.
+    """The Slurm resources of a job's rule; retries get two and three times the memory.
 
     Rules say constants, because functions of the attempt make planning slow.
     """
