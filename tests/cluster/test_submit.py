@@ -106,9 +106,9 @@ def test_setup_runs_before_the_ranks_a_container_around_them_and_the_ranks_run_t
     text = script(tmp_path, setup=["module load cuda"], container="apptainer exec --nv image.sif")
     assert -1 < text.index("\nmodule load cuda\n") < text.index("\nsrun ")
     folder = tmp_path / "models" / "tiny"
-    command = f"python -u -m submitit.core._submit {folder}/logs"
-    assert " ".join(srun(text)).endswith(f" apptainer exec --nv image.sif {command}")
-    assert " ".join(srun(script(tmp_path))).endswith(f" {Path(sys.executable).parent}/{command}")
+    command = f"-u -m submitit.core._submit {folder}/logs"
+    assert " ".join(srun(text)).endswith(f" apptainer exec --nv image.sif python {command}")
+    assert " ".join(srun(script(tmp_path))).endswith(f" {sys.executable} {command}")
     assert f"export PYTHONPATH={folder}/snapshots/DIGEST/code" in text and "export PYTHONSAFEPATH=1" in text
     wanted = {"--kill-on-bad-exit=1", "--open-mode=append", "--cpus-per-task=1", "--export=ALL"}
     assert wanted | {f"{folder}/logs/%j_%t_log.out"} <= set(srun(text))

@@ -23,11 +23,7 @@ STEPS = {
     "corpus.merge_index": ("--inputs data", "--output-prefix --stats", ""),
     "corpus.scrape": ("--urls list", "--output --rejects --stats --archive", ""),
     "corpus.dedup run": ("--input in", "--stats", "--output-dir"),
-    "corpus.repeats cut": (
-        "--input in/0000.jsonl.zst --repeats r repeats.units=[lines]",
-        "--output --rejects --stats",
-        "",
-    ),
+    "corpus.repeats cut": ("--input in --repeats r repeats.units=[lines]", "--output --rejects --stats", ""),
     "corpus.repeats run": ("--input in repeats.units=[lines]", "", "--output-dir"),
     "corpus.decontaminate cut": ("--input in --files list --counts c", "--output --rejects --stats", ""),
     "corpus.decontaminate run": ("--input in --files list", "", "--output-dir"),

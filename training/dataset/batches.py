@@ -90,8 +90,8 @@ def make_batch(tokens: npt.NDArray[np.int64], form: BatchForm) -> Batch:
     if form.reset_position_ids:
         index = np.arange(inputs.shape[1])
         begins = np.zeros_like(inputs)  # index at which each token's document begins
-        ends = inputs[:, :-1] == form.end_of_text
-        begins[:, 1:] = np.maximum.accumulate(np.where(ends, index[1:], 0), axis=1)
+        last = inputs[:, :-1] == form.end_of_text
+        begins[:, 1:] = np.maximum.accumulate(np.where(last, index[1:], 0), axis=1)
         positions = torch.from_numpy(index - begins)
     counted = int(np.count_nonzero(targets != IGNORED))
     ends = document_ends(inputs, form.end_of_text) if form.reset_attention_mask else None

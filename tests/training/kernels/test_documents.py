@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
 
 from common.settings import ModelSettings
 from tests.numerics import assert_close, logit_terms
+from training.dataset.batches import BatchForm, make_batch
 from training.kernels import documents
 from training.kernels.documents import concatenated, document_attention, document_ends, document_mask
+from training.loss import IGNORED
 from training.model import GPT2, initial_value, summed_loss
 
 END = 9
@@ -83,6 +86,19 @@ def test_no_other_document_has_a_gradient() -> None:
     logits = model.logits(model.blocks(x, document_ends(SAMPLES[:1], END)))
     (gradient,) = torch.autograd.grad(logits[0, 3:8].sum(), x)
     assert gradient[0, :3].eq(0).all() and gradient[0, 8:].eq(0).all() and gradient[0, 3:8].ne(0).all()
+
+
+def test_a_removed_document_changes_the_loss_of_no_other_token() -> None:
+    model, form = model_of(3), BatchForm(END, reset_attention_mask=True, eod_mask_loss=True)
+    tokens = np.array([[1, 2, END, 3, 4, 5, 6, END, 7, 8, 1, END, 2]])
+    removed = tokens.copy()
+    removed[:, 3:8] = END  # a tombstone
+    batches = [make_batch(each, form) for each in (tokens, removed)]
+    logits = [model(batch.tokens, None, batch.ends) for batch in batches]
+    before, after = (F.cross_entropy(each.mT, batches[0].targets, reduction="none") for each in logits)
+    counted = batches[1].targets[0] != IGNORED
+    assert counted.nonzero().flatten().tolist() == [0, 1, 8, 9, 10]
+    assert_close(after[:, counted], before[:, counted], terms=logit_terms(SETTINGS))
 
 
 @settings(max_examples=20)
