@@ -58,11 +58,10 @@ def convert(settings: Settings, name: str, path: Path, options: Options) -> str:
         (folder / "latest").unlink(missing_ok=True)
         raise
     write_card(written / CARD, inputs=[path])
-    state = (
-        f"optimiser state after {source.step} steps"
-        if source.has_moments
-        else "no optimiser state: it starts from zero, and the learning rate with its warm-up"
-    )
+    optimizer = plan.experiment.train.optimizer
+    state = f"no optimiser state for {optimizer}: it starts from zero, and the learning rate with its warm-up"
+    if source.has_moments(optimizer):
+        state = f"optimiser state for {optimizer} after {source.step} steps"
     return (
         f"{written}: weights, {state}; iteration {progress.iteration}, {progress.consumed_samples} samples consumed; "
         f"logits equal the source's within {proof.relative_difference:.1e} of the largest"

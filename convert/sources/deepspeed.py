@@ -32,11 +32,12 @@ from convert.sources.consistency import (
 from convert.sources.huggingface import recorded_in
 from convert.sources.names import Name, module_of, translate
 from convert.sources.ranks import architecture, join_ranks, join_stages, qkv_order, tie_head
-from convert.sources.source import MOMENTS, Recorded, Sharded, Source, whole
+from convert.sources.source import Recorded, Sharded, Source, whole
 from convert.sources.zero import Partition, cut, number_in, read_partition
 from training.checkpoint.files import StoredTensor
 from training.huggingface.config import CONFIG, read_raw_config
 from training.huggingface.tokenizer import read_tokenizer
+from training.moments import ADAMW
 from training.tensors import leaf_of
 
 State = Mapping[str, Any]
@@ -110,7 +111,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     conv1d = not megatron and _is_conv1d((*master_weights, *model_weights), names)
     recorded, tokenizer = _read_recorded(folder, state, options, megatron)
     tensors, tied_note = tie_head(_join(model_weights, names, conv1d), recorded.tied)
-    masters, *moments = (_join(optimizer_weights.get(kind, ()), names, conv1d) for kind in ("", *MOMENTS))
+    masters, *moments = (_join(optimizer_weights.get(kind, ()), names, conv1d) for kind in ("", *ADAMW))
     model, assumed = architecture({**tensors, **masters}, recorded, conv1d=conv1d, shards=shards)
     check_agreement(tensors, masters)
     tensors |= masters
@@ -137,7 +138,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         iteration=iteration,
         consumed_samples=samples,
         notes=(*notes, *assumed, *tied_note),
-        moments=dict(zip(MOMENTS, moments, strict=True)),
+        moments=dict(zip(ADAMW, moments, strict=True)),
         step=first.step if first else None,
         tokenizer=tokenizer,
         facts={

@@ -5,11 +5,12 @@ from pathlib import Path
 from common.errors import CheckpointError
 from convert.arguments import Options
 from convert.sources.ranks import check_complete, qkv_order
-from convert.sources.source import MOMENTS, Architecture, Block, Sharded, Source
+from convert.sources.source import Architecture, Block, Sharded, Source
 from training import checkpoint
 from training.checkpoint.manifest import MANIFEST
 from training.checkpoint.parts import stored_tensors
 from training.inference.load import origin_in, tokenizer_for
+from training.moments import ADAMW
 
 
 def matches(folder: Path) -> bool:
@@ -53,7 +54,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         hashes={folder / name: entry for name, entry in manifest.files.items() if "xxh3" in entry},
         iteration=progress.iteration,
         consumed_samples=progress.consumed_samples,
-        moments={moment: under(f"{moment}.") for moment in MOMENTS},
+        moments={moment: under(f"{moment}.") for moment in ADAMW},
         step=round(float(stored["step"].read())),
         tokenizer=tokenizer_for(manifest),
         facts=origin_in(manifest).facts,

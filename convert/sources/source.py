@@ -20,10 +20,9 @@ from torch import Tensor
 from common.errors import CheckpointError
 from common.tokenizer import Tokenizer
 from training.checkpoint.files import StoredTensor
+from training.moments import moments_of
 from training.tensors import Sizes, all_names, leaf_of
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Adam's, by the names that torch, Megatron and DeepSpeed give them."""
 _ELEMENTS = 4 << 20  # per band of rows
 
 
@@ -248,7 +247,7 @@ class Source:
     notes: tuple[str, ...] = ()
     """What was assumed or left out, a sentence each."""
     moments: Mapping[str, Mapping[str, Sharded]] = field(default_factory=dict)
-    """`exp_avg` and `exp_avg_sq`: tensors by the names of `tensors`, as many as the source names."""
+    """By `training.moments`' names: tensors by the names of `tensors`, as many as the source names."""
     step: int | None = None
     """Optimiser steps that the moments have accumulated."""
     tokenizer: Tokenizer | None = None
@@ -258,11 +257,10 @@ class Source:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """More for the report, JSON types: versions, arguments of the training."""
 
-    @property
-    def has_moments(self) -> bool:
-        """Whether every tensor has its moments, and their number of steps is known."""
+    def has_moments(self, optimizer: str) -> bool:
+        """Whether every tensor has those of a `train.optimizer`, and their number of steps is known."""
         return self.step is not None and all(
             name in found and found[name].shape == tensor.shape
-            for found in (self.moments.get(kind, {}) for kind in MOMENTS)
             for name, tensor in self.tensors.items()
+            for found in (self.moments.get(kind, {}) for kind in moments_of(leaf_of(name), optimizer))
         )

@@ -22,8 +22,9 @@ from convert.sources.consistency import file_error, iteration_of
 from convert.sources.dcp import Dcp
 from convert.sources.names import Name, parse
 from convert.sources.ranks import architecture, qkv_order
-from convert.sources.source import MOMENTS, Sharded, Source
+from convert.sources.source import Sharded, Source
 from convert.sources.zero import number_in
+from training.moments import ADAMW
 
 _COMMON = "common_state/"
 _PARTS = ("args", "iteration", "checkpoint_version")  # objects of their own in torch_dcp folders
@@ -60,7 +61,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     # masters and moments may be flat; their places in the model tell the shapes
     shapes = {(name.leaf, name.layer): dcp.shapes[key] for key, name in kinds[""].items()}
     masters = _load(dcp, {key: name for kind in _MASTERS for key, name in kinds[kind].items()}, shapes)
-    moments = {kind: _load(dcp, kinds[kind], shapes) for kind in MOMENTS}
+    moments = {kind: _load(dcp, kinds[kind], shapes) for kind in ADAMW}
     used = {name: one for name, one in masters.items() if name in weights and one.shape == weights[name].shape}
     tensors = weights | used
     if used:
@@ -117,7 +118,7 @@ def _read_common(dcp: Dcp) -> Mapping[str, Any]:
 
 def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:
     """The keys of weights (""), moments and masters, and notes about what is left."""
-    kinds: dict[str, dict[str, Name]] = {kind: {} for kind in ("", *MOMENTS, *_MASTERS)}
+    kinds: dict[str, dict[str, Name]] = {kind: {} for kind in ("", *ADAMW, *_MASTERS)}
     flat = any("optimizer.distributed." in key for key in dcp.objects)
     for key in dcp.shapes:
         kind, bare = "", key

@@ -16,8 +16,9 @@ from typing import Any
 from common.errors import CheckpointError
 from convert.pt import Placeholder, enum_member, fields, load_pt
 from convert.sources.consistency import CURE, file_error
-from convert.sources.source import MOMENTS, Sharded, end_to_end
+from convert.sources.source import Sharded, end_to_end
 from training.checkpoint.files import StoredTensor
+from training.moments import ADAMW
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Names and shapes in the order of the flat data."""
@@ -67,7 +68,7 @@ def read_partition(path: Path) -> Partition:
         raise file_error(path, f"has no {_STATES} with flat weights; copy the file again from the run")
     base = states.get(_STATES if stage3 else "base_optimizer_state")
     groups = base if isinstance(base, list) else list(fields(fields(base).get("state")).values())
-    moments = {kind: _flat([fields(group).get(kind) for group in groups]) for kind in MOMENTS}
+    moments = {kind: _flat([fields(group).get(kind) for group in groups]) for kind in ADAMW}
     # Adam's steps: in each tensor's state, or in the options of its group, or beside them
     options = _list(fields(base).get("param_groups"))
     steps = [*groups, *options, {"step": states.get("base_optimizer_state_step")}]
@@ -100,7 +101,7 @@ def cut(row: Sequence[Partition], shapes: Sequence[Shapes]) -> dict[str, dict[st
     `shapes` is the model file's param_shapes: per group, the parameters in the order of the flat data.
     """
     flats = {"": [partition.masters for partition in row]}
-    moments = {kind: [partition.moments.get(kind, ()) for partition in row] for kind in MOMENTS}
+    moments = {kind: [partition.moments.get(kind, ()) for partition in row] for kind in ADAMW}
     if all(flat for ranks in moments.values() for flat in ranks):
         flats |= moments
     try:

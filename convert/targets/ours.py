@@ -7,26 +7,30 @@ import torch
 from torch import Tensor
 
 from convert.assemble import assemble
-from convert.sources.source import MOMENTS, Source
+from convert.sources.source import Source
 from training import checkpoint
 from training.checkpoint import Progress, Replicas, SavedRun, Shard
+from training.moments import moments_of
 from training.planning.run import Plan
 from training.tensors import leaf_of
 
 
 def write(source: Source, folder: Path, plan: Plan) -> Path:
-    """Write `folder`/iter_*: weights, and moments if the source has them, else zeros. Returns the checkpoint's folder.
+    """Write `folder`/iter_*: weights, and the moments of the plan's optimiser, zeros unless the source has them.
+
+    Returns the checkpoint's folder.
 
     Memory: one tensor per writing thread.
     """
     folder.mkdir(parents=True, exist_ok=True)
     sizes = source.model.sizes
-    shapes = {f"{kind}.{name}": leaf_of(name).shape(sizes) for kind in ("model", *MOMENTS) for name in source.tensors}
-    shapes["step"] = ()
+    optimizer, shapes = plan.experiment.train.optimizer, dict[str, tuple[int, ...]](step=())
+    for leaf, name in ((leaf_of(name), name) for name in source.tensors):
+        shapes |= {f"{kind}.{name}": leaf.shape(sizes) for kind in ("model", *moments_of(leaf, optimizer))}
     return checkpoint.write(
         SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train),
         {key: Shard(shape, (0,) * len(shape), shape) for key, shape in shapes.items()},
-        _Assembled(source, shapes),
+        _Assembled(source, shapes, source.has_moments(optimizer)),
         progress(source, plan),
         Replicas(),
     )
@@ -41,8 +45,8 @@ def progress(source: Source, plan: Plan) -> Progress:
 class _Assembled(Mapping[str, Tensor]):
     """The tensors of a checkpoint of ours by name, each made when it is asked for; absent moments are zeros."""
 
-    def __init__(self, source: Source, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.source, self.shapes, self.has_moments = source, shapes, source.has_moments
+    def __init__(self, source: Source, shapes: Mapping[str, tuple[int, ...]], has_moments: bool) -> None:
+        self.source, self.shapes, self.has_moments = source, shapes, has_moments
 
     def __getitem__(self, key: str) -> Tensor:
         kind, _, name = key.partition(".")

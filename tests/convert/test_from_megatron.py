@@ -13,7 +13,7 @@ from convert.assemble import assemble
 from convert.from_megatron import main
 from convert.sources.find import open_source
 from tests.helpers import run_main
-from tests.training.helpers import copy_run, launch_ok, make_run, refusal
+from tests.training.helpers import Capsys, copy_run, launch_ok, make_run, refusal, train_tiny
 from training import train
 from training.checkpoint import load_weights, resolve
 from training.huggingface.pretrained import convert_tensors
@@ -38,9 +38,19 @@ def test_with_moments_the_training_continues_with_the_same_digits(tiny_run: Path
     assert resolve(tmp_path / "other" / "models" / "tiny").progress.consumed_samples == 80  # those of the source
 
 
-def test_without_moments_it_says_so_and_training_starts_from_the_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_new_runs_optimizer_gets_its_moments_if_the_source_has_them(tmp_path: Path, capsys: Capsys) -> None:
+    config, models = make_run(tmp_path, train={"optimizer": "muon"}), tmp_path / "models"
+    assert train_tiny(config) == 0
+    for optimizer, said in ("muon", "optimiser state for muon after 4 steps"), ("adamw", "no optimiser state"):
+        words = ("--config", config, "--model", "tiny", "--name", optimizer, f"train.optimizer={optimizer}")
+        assert run_main(main, "--checkpoint", models / "tiny", *words) == 0 and said in capsys.readouterr().out
+    old, new = (open_source(models / name).moments for name in ("tiny", "muon"))
+    for kind in old:
+        assert new[kind].keys() == old[kind].keys()  # the matrices of the layers have no exp_avg_sq
+        assert all(torch.equal(new[kind][name].read(), old[kind][name].read()) for name in old[kind]), kind
+
+
+def test_without_moments_it_says_so_and_training_starts_from_the_weights(tmp_path: Path, capsys: Capsys) -> None:
     torch.manual_seed(3)
     theirs = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=4, n_embd=32, n_positions=16, vocab_size=257))
     theirs.save_pretrained(tmp_path / "theirs")
@@ -56,9 +66,7 @@ def test_without_moments_it_says_so_and_training_starts_from_the_weights(
     assert json.loads((folder / "done.json").read_text())["iteration"] == 1
 
 
-def test_what_does_not_fit_is_one_line_and_changes_nothing(
-    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_one_line_and_changes_nothing(tiny_run: Path, tmp_path: Path, capsys: Capsys) -> None:
     trained = tiny_run / "models" / "tiny"
     before = sorted(trained.iterdir())
     assert run_main(main, "--checkpoint", trained, "--config", tiny_run / "config.yaml", "--model", "tiny") == 2
@@ -72,7 +80,7 @@ def test_what_does_not_fit_is_one_line_and_changes_nothing(
 
 
 def test_a_conversion_that_is_wrong_leaves_no_checkpoint(
-    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     def wrong(*arguments: Any, **named: Any) -> torch.Tensor:
         tensor = assemble(*arguments, **named)

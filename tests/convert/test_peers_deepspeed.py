@@ -56,7 +56,7 @@ def test_weights_are_those_of_the_engine_and_of_its_scripts(runs: Path, stage: i
     for key, tensor in (*engine.items(), *script.items()):
         assert torch.equal(found[key], tensor.float()), key
     if stage == 1:  # in the others a weight is not trained: no moments
-        assert source.step == 3 and source.has_moments
+        assert source.step == 3 and source.has_moments("adamw")
         for kind, moments in source.moments.items():
             for name, moment in moments.items():
                 path = folder / "tag_universal" / "zero" / f"transformer.{name}" / f"{kind}.pt"
