@@ -18,15 +18,14 @@ from training.tensors import leaf_of
 def write(source: Source, folder: Path, plan: Plan) -> Path:
     """Write `folder`/iter_*: weights, and the moments of the plan's optimiser, zeros unless the source has them.
 
-    Returns the checkpoint's folder.
-
-    Memory: one tensor per writing thread.
+    Returns the checkpoint's folder. Memory: one tensor per writing thread.
     """
     folder.mkdir(parents=True, exist_ok=True)
     sizes = source.model.sizes
     optimizer, shapes = plan.experiment.train.optimizer, dict[str, tuple[int, ...]](step=())
-    for leaf, name in ((leaf_of(name), name) for name in source.tensors):
-        shapes |= {f"{kind}.{name}": leaf.shape(sizes) for kind in ("model", *moments_of(leaf, optimizer))}
+    for name in source.tensors:
+        kinds = ("model", *moments_of(leaf_of(name), optimizer))
+        shapes |= {f"{kind}.{name}": leaf_of(name).shape(sizes) for kind in kinds}
     return checkpoint.write(
         SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train),
         {key: Shard(shape, (0,) * len(shape), shape) for key, shape in shapes.items()},
