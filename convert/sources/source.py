@@ -258,7 +258,7 @@ class Source:
     """More for the report, JSON types: versions, arguments of the training."""
 
     def has_moments(self, optimizer: str) -> bool:
-        """Whether every tensor has those of a `train.optimizer`, and their number of steps is known."""
+        """Whether every tensor has the moments that `optimizer` keeps of it, and their number of steps is known."""
         return self.step is not None and all(
             name in found and found[name].shape == tensor.shape
             for name, tensor in self.tensors.items()
