@@ -143,8 +143,10 @@ class Replicas:
     and the largest difference; infinite or NaN if one of two values is."""
 
     def __str__(self) -> str:
+        if not self.compared:
+            return "no replicas in the files"
         if not self.drifted:
-            return f"{self.compared} replicated tensors are equal bit for bit" if self.compared else "no replicas"
+            return f"{self.compared} replicated tensors are equal bit for bit"
         (tensor, holder), (_, largest) = max(
             self.drifted.items(), key=lambda item: (math.isnan(item[1][1]), item[1][1])
         )

@@ -12,6 +12,7 @@ import torch
 
 from common.errors import CheckpointError, TrainingError
 from common.files import read_json
+from convert.sources.find import open_source
 from tests.helpers import PATIENCE, run_main
 from tests.training.checkpoint.planted import spoil
 from tests.training.helpers import (
@@ -130,6 +131,8 @@ def test_copies_that_drifted_apart_are_named_and_a_full_disk_ends_all_ranks_in_o
     manifest = read_json(folder / "iter_0000001" / "manifest.json")
     assert manifest["replicas"]["drifted"] == pytest.approx({"h.1.ln_2.bias": 0.5})
     assert len(manifest["replicas"]["compared"]) == 28
+    (note,) = open_source(folder / "iter_0000001").notes  # merge_mp and verify print it
+    assert "h.1.ln_2.bias by up to 0.5" in note
     assert (manifest["model"]["vocab_size"], manifest["padded_vocab_size"]) == (257, 384)
     assert f"{folder}/iter_0000002.tmp/rank_1_" in error and "iter_0000001" in error
     assert names(folder) == ["1"]
