@@ -42,7 +42,7 @@ MODELS: Mapping[str, Mapping[str, int]] = {
     "medium": {"n_layer": 4, "n_head": 2, "n_embd": 128},
     "large": {"n_layer": 6, "n_head": 4, "n_embd": 192},  # 0.35, 1.1 and 3.1 million parameters
 }
-ITERATIONS = 2400  # x 4 samples of 256 tokens = 2.5 million tokens; AdamW loses more than Muon by a larger batch
+ITERATIONS = 2400  # x 4 samples of 256 tokens = 2.5 million tokens; a larger batch costs AdamW more than Muon
 SHORTER = (0.3, 0.45, 0.6, 0.75)  # of Muon's trainings, as shares of the iterations
 COOLDOWN = 0.2  # of each training
 OPTIMIZERS = ("adamw", "muon")

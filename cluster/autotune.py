@@ -103,7 +103,7 @@ def _measure(settings: Settings, trial: str, output: Path, options: argparse.Nam
 
 
 def _final_state(folder: Path, job: Job, output: Path) -> State:
-    """Wait until a job has ended and `output` exists; returns the final state. An interrupt cancels the job.
+    """Wait for a job to end and for `output` to exist; return the final state. An interrupt cancels the job.
 
     Raises JobError if Slurm would never start it.
     """

@@ -67,9 +67,9 @@ def time_limit(rule: str) -> str:
 
 
 def request_of(job: Any, cluster: ClusterSettings) -> Request:
-    """The Slurm resources of a job's rule; retries get two and three times the memory.
+    """The resources that a job asks Slurm for: twice the memory in its second attempt, three times in later ones.
 
-    Rules say constants, because functions of the attempt make planning slow.
+    Rules state constants, because functions of the attempt make planning slow.
     """
     mem_mb, minutes = (job.resources.get(name) for name in ("mem_mb", "runtime"))
     gpus = job.resources.get("gpu", 0)

@@ -54,7 +54,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         hashes={folder / name: entry for name, entry in manifest.files.items() if "xxh3" in entry},
         iteration=progress.iteration,
         consumed_samples=progress.consumed_samples,
-        notes=tuple(filter(None, [manifest.replicas.warning()])),
+        notes=(manifest.replicas.warning(),) if manifest.replicas.drifted else (),
         moments={moment: under(f"{moment}.") for moment in ADAMW},
         step=round(float(stored["step"].read())),
         tokenizer=tokenizer_for(manifest),

@@ -22,10 +22,11 @@ def write(source: Source, folder: Path, plan: Plan) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     sizes = source.model.sizes
-    optimizer, shapes = plan.experiment.train.optimizer, dict[str, tuple[int, ...]](step=())
+    optimizer = plan.experiment.train.optimizer
+    shapes: dict[str, tuple[int, ...]] = {"step": ()}
     for name in source.tensors:
-        kinds = ("model", *moments_of(leaf_of(name), optimizer))
-        shapes |= {f"{kind}.{name}": leaf_of(name).shape(sizes) for kind in kinds}
+        leaf = leaf_of(name)
+        shapes |= {f"{kind}.{name}": leaf.shape(sizes) for kind in ("model", *moments_of(leaf, optimizer))}
     return checkpoint.write(
         SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train),
         {key: Shard(shape, (0,) * len(shape), shape) for key, shape in shapes.items()},

@@ -36,7 +36,7 @@ def shard_bounds(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def region(shape: Sequence[int], offset: Sequence[int]) -> tuple[slice, ...]:
-    """Slices that select a shard of this shape and offset from the whole tensor."""
+    """Slices that index the shard with this shape and offset in the whole tensor."""
     return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 

@@ -33,7 +33,7 @@ def built(find_compiler: Callable[[], Compiler]) -> Path:
     try:
         compiler = find_compiler()
     except KernelError as error:
-        pytest.skip("the kernels need a compiler, g++ or nvcc: " + str(error))
+        pytest.skip(f"the kernels need a compiler, g++ or nvcc: {error}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER_VARIABLE, str(CACHE))
         return build(compiler)

@@ -41,7 +41,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         try:
             compiler = nvcc()
         except KernelError as error:
-            pytest.skip("nvcc compiles the kernels: " + str(error))
+            pytest.skip(f"nvcc compiles the kernels: {error}")
     command = [compiler.path, *(flag for flag in compiler.flags if not flag.startswith("-arch"))]
     for name in GENERATIONS:
         command += ["-gencode", f"arch={name.replace('sm', 'compute')},code={name}"]
