@@ -96,7 +96,7 @@ class ScrapeSettings(Section):
     """HTML extractors, in order; the next one runs if one finds no text. `[newspaper3k]` is OpenWebText's recipe,
     `[resiliparse]` the fast way."""
     extract_timeout: PositiveFloat = 10.0
-    """Maximum seconds to extract one page; then its worker is killed."""
+    """Maximum seconds of CPU time to extract one page; a page that needs more is dropped."""
     extract_memory_mb: Annotated[int, Field(ge=100)] = 1000
     """Maximum memory to extract one page, in MiB, beyond the libraries' 100; larger pages are dropped."""
     archive: bool = False

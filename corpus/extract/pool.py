@@ -4,9 +4,11 @@
         pool.start()
         found = pool.submit(partial(extract_in_child, settings), page).result()
 
-Each worker loads the libraries (a second) and hands its pages to a child that it forks (milliseconds). An alarm kills
-the child if a page takes too long. Workers end with the pool's process and children with their worker, even if those
-are killed.
+Each worker loads the libraries (a second) and hands its pages to a child that it forks (milliseconds). The kernel
+kills the child if a page takes too much CPU time. Time is CPU time because the load of the machine must not decide
+which pages are kept; for the same reason a child that waited too long for the CPU, or that somebody killed (the
+kernel, when memory runs out), ends the command instead of costing its page. Workers end with the pool's process and
+children with their worker, even if those are killed.
 
 A page may map `extract_memory_mb`; RLIMIT_AS of a child is a third more. At that limit libraries give up, crash or
 return half a page, so a result only counts if its page stayed within the memory. What earlier pages leaked must not
@@ -19,7 +21,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -37,7 +38,7 @@ from corpus.scrape.opt_outs import judged_by_headers, meta_opt_out
 from corpus.scrape.response import FetchedPage
 
 PAGES_PER_CHILD = 500  # then it is replaced: lxml and the libraries above it leak
-_KILL_GRACE = 1.0  # seconds; when a job's processes are killed one by one, a page must not be blamed for its child
+_PATIENCE = 60  # times `extract_timeout`: wall-clock time after which a page that has not used it ends the command
 _OUT_OF_MEMORY = "extract_memory"
 _WARM_UP = b"<html><body><article><h1>Title</h1><p>The first page is slow.</p></article></body></html>"
 _SLACK = 1 / 3  # of the memory: how much a child may leak, and how far its limit exceeds the page's
@@ -53,7 +54,7 @@ def extract_in_child(settings: ScrapeSettings, page: FetchedPage) -> Extracted |
     """The text of a page, or the reason why it has none (`extract_timeout`, `extract_memory`, …).
 
     This process' child extracts it, or a fresh child if the used one cannot decide. Raises ToolkitError if the library
-    of an extractor is missing.
+    of an extractor is missing, or if the child was killed for a reason other than the page.
     """
     global _child
     while True:
@@ -64,13 +65,17 @@ def extract_in_child(settings: ScrapeSettings, page: FetchedPage) -> Extracted |
             reply, leaving = child.connection.recv()
         except (EOFError, ConnectionError):
             _child, code = None, child.wait()
-            if code == -signal.SIGALRM:
+            if code == -signal.SIGPROF:
                 return "extract_timeout"
+            if code == -signal.SIGALRM:
+                waited = f"{_PATIENCE * settings.extract_timeout:.0f} s were not enough to extract it"
+                raise ToolkitError(f"{page.url}: {waited}; the machine is overloaded: use fewer --workers") from None
             if code == -signal.SIGKILL:
-                time.sleep(_KILL_GRACE)
-            elif was_used:
-                continue
-            return "extract_crash"
+                cure = "if memory ran out, use fewer --workers or more memory"
+                raise ToolkitError(f"{page.url}: its extraction was killed (SIGKILL); {cure}") from None
+            if not was_used:
+                return "extract_crash"
+            continue
         if leaving:
             _child = None
             child.wait()
@@ -125,7 +130,8 @@ def _serve(connection: Connection, settings: ScrapeSettings, extractors: Sequenc
     """Answer pages with (reply, whether this process exits); no reply means that a fresh child must retry."""
     die_with_parent(worker)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills the process at once, even inside a C library
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)  # kills the process at once, even inside a C library
     memory = _MemoryUse(settings.extract_memory_mb << 20)
     with suppress(EOFError, ConnectionError):
         for served in range(1, PAGES_PER_CHILD + 1):
@@ -141,8 +147,9 @@ def _serve(connection: Connection, settings: ScrapeSettings, extractors: Sequenc
 
 
 def _reply(page: FetchedPage, settings: ScrapeSettings, extractors: Sequence[Extractor]) -> Extracted | str:
-    """The text of a page, or why it has none. The process is killed if that takes longer than `extract_timeout`."""
-    signal.setitimer(signal.ITIMER_REAL, settings.extract_timeout)
+    """The text of a page, or why it has none. SIGPROF kills the process after `extract_timeout` seconds of CPU time."""
+    signal.setitimer(signal.ITIMER_PROF, settings.extract_timeout)
+    signal.setitimer(signal.ITIMER_REAL, _PATIENCE * settings.extract_timeout)
     try:
         return extract_allowed(page, settings, extractors)
     except PageError as error:
@@ -150,6 +157,7 @@ def _reply(page: FetchedPage, settings: ScrapeSettings, extractors: Sequence[Ext
     except MemoryError:
         return _OUT_OF_MEMORY
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from common.errors import ToolkitError
 from common.settings import ScrapeSettings
 from common.workers import Workers
 from corpus.extract.pool import extract_in_child
@@ -19,7 +20,7 @@ from tests.slurm.lab.processes import alive
 
 # Replaces trafilatura by a library that does what the page says.
 STUB = """
-import os, re, signal, socket
+import os, re, signal, socket, time
 from types import SimpleNamespace
 
 LEAKED = []
@@ -37,6 +38,10 @@ def bare_extraction(html, **options):
     if "HANG" in html:
         open(__file__ + ".hangs", "w").close()
         re.match(r"(a+)+$", "a" * 64 + "b")  # C code that no Python signal handler can interrupt
+    if "WAIT" in html:
+        time.sleep(float(re.search("WAIT ([0-9.]+)", html)[1]))
+    if "KILLED" in html:
+        os.kill(os.getpid(), signal.SIGKILL)
     if "CRASH" in html and (LEAKED or "LATER" not in html):
         os.kill(os.getpid(), signal.SIGSEGV)
     if "NETWORK" in html:
@@ -99,6 +104,23 @@ def test_a_hang_or_a_crash_costs_one_page_and_nothing_else() -> None:
     pages += ["LEAK 1", "CRASH LATER"]  # which only a used child does
     for workers in (1, 2):
         assert outcomes(pages, workers) == [reasons.get(page, page) for page in pages]
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_page_that_waits_for_the_machine_is_kept() -> None:
+    """The limit counts CPU time. A page that never gets its share ends the command; it is not dropped."""
+    settings = SETTINGS.model_copy(update={"extract_timeout": 0.5})
+    assert outcomes(["WAIT 1", "two"], settings=settings) == ["WAIT 1", "two"]
+    impatient = SETTINGS.model_copy(update={"extract_timeout": 0.05})
+    with pytest.raises(ToolkitError, match=r"http://one.example/: 3 s were not enough to extract it; .*--workers"):
+        outcomes(["WAIT 60"], settings=impatient)
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_page_whose_process_is_killed_ends_the_command() -> None:
+    """The kernel kills whatever has most memory when it runs out: the page is not to blame."""
+    with pytest.raises(ToolkitError, match=r"http://one.example/: its extraction was killed .*more memory"):
+        outcomes(["one", "KILLED", "two"])
 
 
 @pytest.mark.usefixtures("stub")
