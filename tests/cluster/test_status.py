@@ -1,5 +1,7 @@
 import json
+import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,10 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         folder.mkdir(parents=True)
     (made[0] / "train.csv").write_text(f"{HEAD}10,9.5,1000.5,500,\n20,7.5,2000.4,250,0.4123\n")
     (made[0] / "valid.csv").write_text("iteration,loss\n20,7.75\n")
-    (made[0] / "heartbeat" / "1000").mkdir(parents=True)
-    beat = {"done": 20, "loss": 7.5, "seconds_left": 3600, "time": 1}
-    (made[0] / "heartbeat" / "1000" / "rank_00000.json").write_text(json.dumps(beat))
+    for job, when in {"1000": 1, "999": 0}.items():  # the older job's heartbeat no longer counts
+        (made[0] / "heartbeat" / job).mkdir(parents=True)
+        beat = {"done": 19 + when, "loss": 7.5, "seconds_left": 3600 * when, "time": when}
+        (made[0] / "heartbeat" / job / "rank_00000.json").write_text(json.dumps(beat))
     (made[0] / "settings.yaml").write_text(yaml.safe_dump({"models": {"a": {"train": {"iterations": 14420}}}}))
     return made
 
@@ -111,3 +114,7 @@ def test_the_live_table_counts_the_shards_of_each_step(folders: list[Path], fake
     assert re.search("^clean .* 1/4 +- +- +- ", called(main).stdout, re.M), "Slurm does not know them any more"
     fake.behave(silent=True)
     assert re.search("^clean .* 1/4 +- +2 +- ", called(main).stdout, re.M)
+    for number in range(3):  # one shard per 100 seconds, and one is left
+        (run / "clean" / f"000{number}.jsonl.zst").touch()
+        os.utime(run / "clean" / f"000{number}.jsonl.zst", times=(0, time.time() - 100 * number))
+    assert re.search("^clean .* 3/4 .* 0:01:4.$", called(main).stdout, re.M)

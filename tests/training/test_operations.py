@@ -37,9 +37,10 @@ selected: list[Sequence[str]] = []
 """The kernels that were selected, in every start."""
 
 
-def choose(folder: Path, seconds: float | None = 0.0, **train: Any) -> dict[str, Any]:
-    """Start a run of so many seconds; what it records, and the kernels that it selects."""
-    experiment = make_plan(settings_of(make_run(folder / "run", train=train)), "tiny").experiment
+def choose(folder: Path, seconds: float | None = 0.0, dropout: float = 0.0, **train: Any) -> dict[str, Any]:
+    """Start a run that takes `seconds`; returns what it records, and the kernels that it selects."""
+    config = make_run(folder / "run", train=train, model={"dropout": dropout})
+    experiment = make_plan(settings_of(config), "tiny").experiment
     operations.choose_operations(experiment, GPU, folder, seconds)
     return {**read_json(folder / "operations.json"), "selected": selected[-1]}
 
@@ -52,6 +53,9 @@ def test_the_fastest_attention_is_recorded_and_used_again(tmp_path: Path, used: 
     assert set(used) == {"cudnn"}
     choose(tmp_path, micro_batch_size=4, global_batch_size=8)  # other shapes: measured again
     assert used[-1] == "flash"
+    monkeypatch.setattr(operations, "measure_attention", lambda *_: {"math": 1.0})
+    choose(tmp_path, dropout=0.1, micro_batch_size=4, global_batch_size=8)
+    assert used[-1] == "math"
     monkeypatch.setattr(operations, "measure_attention", lambda *given: dict.fromkeys(given[-1], 1.0))
     choose(tmp_path, micro_batch_size=4, global_batch_size=8, reset_attention_mask=True)  # flash has no mask
     assert used[-1] == "efficient"

@@ -45,6 +45,8 @@ def test_wsd_stays_at_lr_and_falls_over_its_last_iterations_in_the_given_shape(s
     fall = [0.2 + 0.8 * left[shape](number / 10) for number in range(11)]
     assert found == pytest.approx([*(0.2 * number for number in range(1, 6)), *[1.0] * 44, *fall])
     assert rates(100, min_lr=0.2, warmup=0, lr_decay="wsd")[89:91] == pytest.approx([1.0, 1.0])  # a tenth of 100
+    shorter = rates(200, min_lr=0.2, warmup=0, lr_decay="wsd", decay_iterations=50)
+    assert shorter[45:47] == [1.0, pytest.approx(0.8)] and shorter[49] == 0.2  # a tenth of 50
 
 
 def test_a_cosine_with_cycles_begins_again_at_lr_whatever_the_length_of_the_run() -> None:

@@ -101,9 +101,13 @@ def test_a_full_disk_names_the_batch_and_leaves_no_part_of_it(tmp_path: Path, mo
     assert not (tmp_path / "slurm").exists()
 
 
-def test_other_settings_are_another_context_but_not_other_variables() -> None:
+def test_other_settings_or_another_python_are_another_context_but_not_other_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first = context({"URLS_TO_GPT2_SETTINGS": "a", "HOME": "/root"})
     assert first == context({"URLS_TO_GPT2_SETTINGS": "a", QUIET: "1"}) != context({"URLS_TO_GPT2_SETTINGS": "b"})
+    monkeypatch.setattr(sys, "executable", "/other/bin/python")
+    assert first != context({"URLS_TO_GPT2_SETTINGS": "a"})
 
 
 def test_the_scheduler_takes_what_fits_in_the_order_of_priorities() -> None:

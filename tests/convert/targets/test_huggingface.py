@@ -102,6 +102,9 @@ def test_a_value_that_the_type_cannot_hold_is_refused_with_tensor_and_value(tmp_
         folder_of(tmp_path, source_of(weights, tensor=2), "large", dtype=torch.float16)
     read = weights_of(folder_of(tmp_path, source_of(weights), "other", dtype=torch.bfloat16))
     assert torch.equal(read[f"transformer.{name}"], weights[name].bfloat16().t())
+    brain = source_of({key: value.bfloat16() for key, value in weights.items()})
+    with pytest.raises(CheckpointError, match=f"'{name}'.* float16"):  # equally wide, a smaller range
+        folder_of(tmp_path, brain, "brain", dtype=torch.float16)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 20))

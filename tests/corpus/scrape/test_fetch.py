@@ -7,8 +7,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from common.settings import ScrapeSettings
+from corpus.scrape.network import open_session
 from corpus.scrape.response import FetchedPage
 from tests import rude_server as rude
 from tests.corpus.scrape.fetching import HTML, fetch, lookup_at, settings_for
@@ -138,6 +141,15 @@ def test_private_addresses_must_be_allowed_and_public_hosts_need_a_contact(monke
         settings = settings.model_copy(update={"contact": ""})
         urls = ["http://front.example/", "http://in.example/"]
         assert fetch(settings, *urls, allow_private=True) == ["redirect_refused", "no_contact"]
+
+
+def test_each_time_limit_of_a_request_has_its_key() -> None:
+    async def limits() -> aiohttp.ClientTimeout:
+        async with open_session(ScrapeSettings(connect_timeout=3, read_timeout=5), allow_private=True) as session:
+            return session.timeout
+
+    found = asyncio.run(limits())
+    assert (found.sock_connect, found.sock_read) == (3, 5)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")

@@ -1,5 +1,6 @@
 """Which outcomes of earlier runs are used again: lists that change, keys that change, archives, kills at the end."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from common.errors import ConfigError, OutageError
 from tests.corpus.scrape.shards import BIG, DOWN, URLS, Shard, fresh
 from tests.helpers import called, read_shard
-from tests.rude_server import Server
+from tests.rude_server import Server, reply, rude_server
 
 pytestmark = pytest.mark.usefixtures("quick_extraction")
 OTHER = ["newspaper3k"]
@@ -82,6 +83,18 @@ def test_without_an_archive_other_extractors_need_consent_which_lasts_until_all_
     shard.settings.unlink()  # which is consent, too
     shard.run(server.address)
     assert shard.bytes() == before
+
+
+def test_a_smaller_limit_also_counts_the_bytes_sent(tmp_path: Path) -> None:
+    shard, packed = Shard(tmp_path), gzip.compress(b"abc")
+    pages = {
+        "packed.example/": reply(packed, Content_Encoding="gzip", Content_Type="text/plain"),
+        "plain.example/": reply(b"abcd", Content_Type="text/plain"),
+    }
+    urls = [f"http://{name}" for name in pages]
+    with rude_server(pages) as server:
+        assert shard.run(server.address, urls).documents_out == 2
+        assert shard.run(server.address, urls, max_bytes=len(packed) - 1).reasons == {"too_large": 1}
 
 
 def test_the_archive_gives_the_pages_for_other_extractors_and_alone_restores_a_crawl(
