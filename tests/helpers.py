@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import os
 import random
 import subprocess
 import time
@@ -20,6 +21,13 @@ PATIENCE = 300
 
 Less than pytest's limit for a whole test, so that the message is the helper's. Waits without a message end there.
 """
+
+
+def new_seed() -> int:
+    """A seed for what a test draws. pytest shows it if the test fails; TEST_SEED=N draws the same again."""
+    seed = int(os.environ.get("TEST_SEED") or random.randrange(1 << 32))
+    print(f"TEST_SEED={seed}")
+    return seed
 
 
 def write_shard(path: Path, documents: list[Document]) -> Path:

@@ -75,6 +75,7 @@ class Trainer:
                 best = train.keep_best and self.progress.best.get("iteration") == iteration
                 if end or best or step.stop == SAVE or iteration % train.save_interval == 0:
                     self.heartbeat.beat(iteration, "save")
+                    self.logger.sync()
                     self.writer.save(self.progress)
             if end or step.stop == SAVE:
                 return self._end(end, step.stop == SAVE)

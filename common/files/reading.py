@@ -5,7 +5,6 @@ Regular files, pipes (`<(zcat …)`) and `-` (stdin) are all read once, in order
 
 import bz2
 import codecs
-import csv
 import lzma
 import re
 import sys
@@ -86,6 +85,20 @@ def kind_of(head: bytes) -> tuple[str, str]:
 def is_binary(head: bytes) -> bool:
     """Whether `head` begins a binary format."""
     return kind_of(head)[0] not in ("", "WARC", "ARC", _UTF16[0])
+
+
+def is_torn(data: bytes, begin: bytes) -> bool:
+    """Whether a power cut can leave `data`, without a complete record, of a file of ours that begins with `begin`.
+
+    It leaves nothing, or a part, and after that zeros, noise or the beginning again. A text, or another format that
+    `kind_of` knows, is somebody's file.
+    """
+    data = data.rstrip(b"\0")
+    same = next(length for length in range(len(begin), -1, -1) if data.startswith(begin[:length]))
+    rest = data[same:]
+    if same == len(begin) or begin.startswith(rest) or rest.startswith(begin):
+        return True
+    return re.search(_DATA, rest) is not None and not kind_of(data)[0]
 
 
 def _is_noise(text: bytes) -> bool:
@@ -261,17 +274,22 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: not valid JSON ({error})") from None
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file that is appended to; none if it does not exist. An incomplete last row is ignored.
+def read_cells(path: Path) -> Iterator[list[str]]:
+    """The header of a CSV file of numbers that is appended to, and its rows; nothing if it does not exist.
 
-    Raises InputError for a file that is not UTF-8, and for a row with another number of cells than the header.
+    A row that a killed process or a power cut left incomplete is left out, as are whatever bytes lie around it.
     """
-    if not path.is_file():
-        return []
-    reader = csv.DictReader(read_text(path).rpartition("\n")[0].splitlines())
-    rows = []
-    for row in reader:
-        if None in row or None in row.values():
-            raise InputError(f"{path}:{reader.line_num}: not {len(reader.fieldnames or ())} cells; delete the line")
-        rows.append(row)
-    return rows
+    *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    names = [line.decode(errors="replace").strip().split(",") for line in lines[:1]]
+    yield from names
+    for cells in (line.strip().split(b",") for line in lines[1:]):
+        with suppress(ValueError):
+            numbers = [float(cell or b"nan") for cell in cells]
+            if len(numbers) == len(names[0]):
+                yield [cell.decode() for cell in cells]
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of `read_cells` by column."""
+    header, *rows = [*read_cells(path)] or [[]]
+    return [dict(zip(header, row, strict=True)) for row in rows]

@@ -85,10 +85,14 @@ def scrape(
         if opened:
             unknown = sum(key not in journal.known for key in opened.responses)
             lacking = cache.pages_outside_archive(queues.positions())
+            if opened.torn_bytes:
+                left = sum(not cache.is_done(each) and not cache.in_archive(each) for each in queues.positions())
+                cut = f"cut off {opened.torn_bytes:,} torn bytes after its last complete record"
+                note(f"{archive}: {cut}; {left} pages are fetched, lost ones again")
             if unknown:
                 note(f"{unknown} responses in {archive} are not fetched again")
             if lacking:
-                note(f"{lacking} known pages are not in {archive}: they were fetched without it")
+                note(f"{lacking} known pages are not in {archive}: fetched without it, or lost by it")
         require_contact(queues, cache)
         cache.confirm_refetch(queues.positions(), refetch)
         total, done = len(queues.keys) - len(queues.refused), _count_done(queues, cache)

@@ -4,9 +4,11 @@ for url, page in read_pages(Path("CC-MAIN-00001.warc.gz"), max_bytes=10_000_000)
 """
 
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, cast
@@ -16,18 +18,19 @@ from warcio.statusandheaders import StatusAndHeaders, StatusAndHeadersParser
 from warcio.warcwriter import WARCWriter
 
 from common.console import warn
-from common.errors import InputError, PageError, TruncatedError
-from common.files import LONGEST_LINE, is_binary, output_files
+from common.errors import InputError, PageError
+from common.files import LONGEST_LINE, fsync, is_binary, is_torn, output_files
 from corpus.index.layout import RECORDS
 from corpus.scrape.journal import key_of
 from corpus.scrape.pages import Outcome
 from corpus.scrape.response import PAGE_TYPES, FetchedPage, decode_body, media_type, unframed
-from corpus.scrape.warc import DAMAGED, GZIP_MAGIC, read_records
+from corpus.scrape.warc import DAMAGED, GZIP_MAGIC, complete_records, read_records
 from corpus.urls.url import document_id
 
 REQUESTED_HEADER = "X-Requested-URI"
 """The URL requested, if it differs from WARC-Target-URI; only our archives have it."""
-_TORN_INFO = 1024  # bytes; a longer file without a complete record is not ours, but of another kind
+_SOFTWARE = "urls-to-gpt2"
+_FIRST = 1024  # bytes; the first record is shorter, and is on the disk before the second is written
 _BLANK = b"\xef\xbb\xbf \t\r\n"  # before the first tag: white space and UTF-8's byte-order mark
 _HTTP = StatusAndHeadersParser([], verify=False)
 
@@ -144,14 +147,25 @@ def write_records(archive: Path, responses: Mapping[str, int]) -> None:
         output.append(np.array(found, "<u8").reshape(-1, 2).T.tobytes())
 
 
+def _is_torn_first(file: IO[bytes]) -> bool:
+    """Whether a file without a complete record is what a power cut left of the first: short, or zeros after that."""
+    first = file.read(_FIRST)
+    if any(block.strip(b"\0") for block in iter(partial(file.read, 1 << 20), b"")):
+        return False
+    member = zlib.decompressobj(wbits=31)
+    with suppress(zlib.error):
+        member.decompress(first)
+    return is_torn(first, GZIP_MAGIC[:2]) and not member.eof  # a complete member is another file
+
+
 class Archive:
     """An open archive: a WARC 1.0 file of raw responses, one gzip member per record, only ever appended to.
 
         archive.warc.gz = warcinfo record, then one `response` record per fetched page
 
     WARC-Target-URI is the URL that answered. X-Requested-URI is the URL requested, if that differs by redirects or
-    spelling, so that documents keep their URLs. Opening reads the whole file into `responses`, and cuts off a torn
-    record at its end. Raises InputError for a file of another kind.
+    spelling, so that documents keep their URLs. Opening reads the whole file into `responses`, and cuts off what
+    follows the last complete record, torn by a kill or a power cut. Raises InputError for a file of another kind.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,10 +173,13 @@ class Archive:
         self.path = path
         self.responses: dict[str, int] = {}
         """For each URL (its `key_of`), the offset of its last record."""
+        self.torn_bytes = 0
+        """How many bytes opening has cut off."""
         if path.exists() and (size := path.stat().st_size):
-            valid_end = self._scan()
-            if valid_end < size:
-                os.truncate(path, valid_end)
+            end = self._scan()
+            if end < size:
+                os.truncate(path, end)
+                self.torn_bytes = size - end
         self._file: IO[bytes] | None = None  # opened by the first write
 
     def __enter__(self) -> "Archive":
@@ -174,36 +191,39 @@ class Archive:
             self._file.close()
 
     def _scan(self) -> int:
-        """Fill `responses`; returns the end of the last complete record."""
-        valid_end = 0
+        """Fill `responses`; returns the end of the last complete record. Raises InputError if another tool wrote it."""
+        end, ours = 0, False
+
+        def parse(record: Any) -> tuple[str | None, bool]:
+            is_info = record.rec_type == "warcinfo"
+            return parse_request(record), is_info and _SOFTWARE.encode() in record.raw_stream.read(_FIRST)
+
         with self.path.open("rb") as file:
-            head = file.read(len(GZIP_MAGIC))
-            if not GZIP_MAGIC.startswith(head):
-                raise InputError(f"{self.path}: not a .warc.gz file to append to; name another file")
+            for start, end, (request, is_ours) in complete_records(file, self.path, parse):  # noqa: B007 - `end` stays
+                ours = ours or is_ours
+                if request is not None:
+                    with suppress(ValueError):  # not a URL
+                        self.responses[key_of(request)] = start
             file.seek(0)
-            try:
-                for record_start, record_end, request in read_records(file, self.path, parse_request):
-                    if request is DAMAGED:
-                        continue
-                    if not (valid_end := record_end):
-                        raise InputError(f"{self.path}: many records in one gzip member; name another file")
-                    if request is not None:
-                        with suppress(ValueError):  # not a URL
-                            self.responses[key_of(request)] = record_start
-            except TruncatedError:
-                pass
-        if valid_end == 0 and self.path.stat().st_size > _TORN_INFO:
-            raise InputError(f"{self.path}: not a WARC file; name another file")
-        return valid_end
+            if not end and not _is_torn_first(file):
+                raise InputError(f"{self.path}: not a WARC file with a gzip member per record; name another file")
+        if end and end < self.path.stat().st_size and not ours:
+            raise InputError(
+                f"{self.path}: damaged after byte {end}, and another tool's archive, which is not repaired; cut it off "
+                "there, or name another file"
+            )
+        return end
 
     def _open(self) -> IO[bytes]:
         """Open the file to append to; a new one begins with a warcinfo record."""
         self._file = open(self.path, "ab")  # noqa: SIM115 - closed by __exit__
         self._writer = WARCWriter(self._file, gzip=True)
         if self._file.tell() == 0:
-            about = {"software": "urls-to-gpt2", "format": "WARC File Format 1.0"}
+            about = {"software": _SOFTWARE, "format": "WARC File Format 1.0"}
             self._writer.write_record(self._writer.create_warcinfo_record(self.path.name, about))
             self._file.flush()
+            fsync(self.path)
+            fsync(self.path.parent)
         return self._file
 
     def append(self, page: FetchedPage) -> None:

@@ -13,7 +13,7 @@ line of a URL counts. Outcomes of another recorded site (`site` in the settings 
 outcomes are held in memory.
 
 Each line reaches the kernel before the next one starts, so kill -9 loses none; `sync` guards against a power cut.
-A torn last line is cut off; the file is never rewritten.
+What follows the last complete line is cut off; the file is never rewritten.
 """
 
 import os
@@ -24,18 +24,28 @@ import orjson
 
 from common.console import warn
 from common.errors import InputError
-from common.files import open_locked, read_json, write_json
+from common.files import is_torn, open_locked, read_json, write_json
 from corpus.urls.url import parse_url
 
 OutcomeSettings = dict[str, Any]
 """The settings that an outcome depends on, by key."""
 Entry = dict[str, Any]
 """A line of the journal."""
+_HEAD = 1 << 16  # bytes by which a file without a complete line is judged
 
 
 def key_of(url: str) -> str:
     """The form of a URL that identifies it in a journal. Raises ValueError for a malformed URL."""
     return parse_url(url).text
+
+
+def _entry(line: bytes) -> Entry | None:
+    """The outcome of a line; None for a damaged or torn one."""
+    try:
+        entry: Any = orjson.loads(line) if line.endswith(b"\n") else None
+        return entry if isinstance(entry["url"], str) and isinstance(entry["settings"], dict) else None
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
 
 
 class Journal:
@@ -65,21 +75,20 @@ class Journal:
         self._file.close()
 
     def _load(self) -> None:
-        """Read the file, and cut off a torn last line."""
-        end = damaged = 0
+        """Read the file, and cut off what follows its last complete line."""
+        end = at = damaged = torn = 0
         for line in self._file:
-            if not line.endswith(b"\n"):
-                break
-            try:
-                entry = orjson.loads(line)
-                if entry["settings"].get("site") == self.settings.get("site"):
-                    self.known[entry["url"]] = entry
-            except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-                if end == 0:
-                    cure = "not a journal of corpus.scrape; move it away to fetch its pages again"
-                    raise InputError(f"{self.path}: {cure}") from None
-                damaged += 1
-            end += len(line)
+            at += len(line)
+            if (entry := _entry(line)) is None:
+                torn += 1
+                continue
+            if entry["settings"].get("site") == self.settings.get("site"):
+                self.known[entry["url"]] = entry
+            end, damaged, torn = at, damaged + torn, 0
+        self._file.seek(0)
+        if not end and not is_torn(self._file.read(_HEAD), b'{"url":'):
+            cure = "not a journal of corpus.scrape; move it away to fetch its pages again"
+            raise InputError(f"{self.path}: {cure}")
         self._opened = self._file.seek(end)
         self._file.truncate()
         if damaged:

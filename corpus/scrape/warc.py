@@ -39,11 +39,12 @@ _GZIP = type(zlib.decompressobj())
 class _Members:
     """Gzip members or zstd frames of an open file, as a file that ends before the next member that begins a record.
 
-    Most writers begin one per record; bgzip and others begin them anywhere, and some add empty ones.
+    Most writers begin one per record; bgzip and others begin them anywhere, and some add empty ones. Unless `joined`,
+    the file ends with the member.
     """
 
-    def __init__(self, file: IO[bytes], path: Path) -> None:
-        self.file, self.path, self.spans = file, path, False
+    def __init__(self, file: IO[bytes], path: Path, joined: bool = True) -> None:
+        self.file, self.path, self.joined, self.spans = file, path, joined, False
         begin = file.tell()
         file.seek(0)
         head = file.read(8)
@@ -72,7 +73,7 @@ class _Members:
     def read(self, size: int) -> bytes:
         """Some bytes. After all are read, the file is at the next record. Raises as `_read` does."""
         data = self._read(size)
-        while not data and self._stream:
+        while not data and self._stream and self.joined:
             end = self.file.tell()
             try:
                 data = self._read(len(_WARC)) if self.begin() else _WARC
@@ -87,13 +88,17 @@ class _Members:
             self.spans = self.spans or bool(data)
         return data
 
+    @property
+    def is_gzip(self) -> bool:
+        """Whether the member is gzip's."""
+        return isinstance(self._stream, _GZIP)
+
     def _read(self, size: int) -> bytes:
         """Some bytes of a member. Raises zlib.error if it is damaged, TruncatedError if the file ends inside it."""
-        is_gzip = isinstance(self._stream, _GZIP)
         while self._stream and not self._stream.eof:
-            packed = self._rest or self.file.read(_BLOCK if is_gzip else _ZSTD_BLOCK)
+            packed = self._rest or self.file.read(_BLOCK if self.is_gzip else _ZSTD_BLOCK)
             try:
-                data: bytes = self._stream.decompress(packed, size) if is_gzip else self._stream.decompress(packed)
+                data: bytes = self._stream.decompress(packed, *[size] * self.is_gzip)
             except zstandard.ZstdError as error:
                 raise zlib.error(str(error)) from None
             self._rest = self._stream.unconsumed_tail
@@ -145,6 +150,25 @@ def _records(stream: Any) -> Iterator[tuple[int, Any]]:
         if record or begins or not lost:
             yield at, record
         lost, behind = record is None, 0 if record else 2
+
+
+def complete_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> Iterator[tuple[int, int, Any]]:
+    """Yield (start, end, `parse(record)`) of each gzip member that is one complete record, whatever lies between them.
+
+    Archives of ours consist of such members. What follows the last one is torn, and raises nothing.
+    """
+    members, at = _Members(file, path, joined=False), 0
+    while file.seek(at) == at and (members.begin() or (members.seek(at) and members.begin())):
+        start, at, found = members.start, members.start + 1, []
+        with suppress(zlib.error, TruncatedError):
+            for _, record in _records(members):
+                found.append(DAMAGED if record is None else parse(record))
+                while record and record.raw_stream.read(_BLOCK):
+                    pass
+                found += [DAMAGED] * bool(record and record.raw_stream.limit)  # fewer bytes than Content-Length
+            if len(found) == 1 and found[0] is not DAMAGED and members.is_gzip:
+                at = file.tell()
+                yield start, at, found[0]
 
 
 def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> Iterator[tuple[int, int, Any]]:

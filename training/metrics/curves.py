@@ -1,6 +1,7 @@
 """Write a run's curves as CSV files, add up the steps of a row, and format the lines of the log."""
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from common.errors import InputError
-from common.files import naming, read_rows, write_text
+from common.files import is_torn, naming, read_rows, write_text
 from training.planning.speed import CONVENTION
 
 TRAIN_COLUMNS = (
@@ -38,20 +39,27 @@ START_COLUMNS = (  # of each start
 
 
 class Curve:
-    """A CSV file that gets rows one by one. Opening it at `iteration` drops the rows that a resumed run will repeat."""
+    """A CSV file that gets rows one by one. Opening it at `iteration` drops the rows that a resumed run will repeat.
+
+    Raises InputError for a file of another kind.
+    """
 
     def __init__(self, path: Path, columns: tuple[str, ...], iteration: int) -> None:
         self.path, self.columns = path, columns
-        try:
-            kept = [row for row in read_rows(path) if int(row["iteration"]) <= iteration]
-        except (KeyError, ValueError, TypeError):
-            raise InputError(f"{path}: a row without an iteration; repair the file, or move it away") from None
+        if path.is_file() and not is_torn(path.read_bytes(), f"{columns[0]},".encode()):
+            raise InputError(f"{path}: its first column is not {columns[0]}; repair the file, or move it away")
+        kept = [row for row in read_rows(path) if float(row.get(columns[0]) or "inf") <= iteration]
         write_text(path, "".join([",".join(columns) + "\n", *map(self._line, kept)]))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one row; the file is complete when this returns."""
         with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(self._line(row))
+
+    def sync(self) -> None:
+        """Wait until all rows are on disk."""
+        with naming(self.path), self.path.open("a") as file:
+            os.fsync(file.fileno())
 
     def _line(self, row: Mapping[str, Any]) -> str:
         values = [row.get(column) for column in self.columns]  # NaN: no step was taken

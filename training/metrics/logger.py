@@ -73,7 +73,8 @@ class MetricsLogger:
                 self._curves[part] = Curve(folder / f"{part}.csv", columns, at)
             start = {"iteration": at, "time": round(time.time(), 1), "processes": world.size}
             start["consumed_samples"] = progress.consumed_samples
-            Curve(folder / "starts.csv", START_COLUMNS, at).append(start)
+            self._curves["starts"] = Curve(folder / "starts.csv", START_COLUMNS, at)
+            self._curves["starts"].append(start)
             self._meter = Meter(f"train {folder.name}", "iterations", self._train.iterations, at, lines=False)
         self.say(self._describe_device())
         self._memory_reported = False
@@ -126,6 +127,11 @@ class MetricsLogger:
     def state(self) -> dict[str, Any]:
         """The sums for a resumed run's first row, as JSON; empty right after a report."""
         return self._totals.state()
+
+    def sync(self) -> None:
+        """Wait until all rows are on disk: before a checkpoint, because no later start repeats them."""
+        for curve in self._curves.values():
+            curve.sync()
 
     def record_step(self, loss: float, grad_norm: float, taken: bool, rate: float, waited: float) -> None:
         """Add a step, with its learning rate and the seconds it waited for data."""

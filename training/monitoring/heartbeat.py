@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
@@ -148,8 +148,16 @@ def _remove_old(folder: Path) -> None:
 
 def read_heartbeats(folder: Path) -> list[dict[str, Any]]:
     """The heartbeats of all ranks of a job, in rank order."""
-    texts = [path.read_text() for path in sorted(folder.glob("rank_?????.json"))]  # not the collective calls
-    return [json.loads(text) for text in texts if text.endswith("\n")]  # a full disk truncates them
+    return _read(sorted(folder.glob("rank_?????.json")))  # not the collective calls
+
+
+def _read(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """The heartbeats in files; a job that ends, a full disk and a power cut leave files without one."""
+    beats: list[dict[str, Any]] = []
+    for path in paths:
+        with suppress(OSError, ValueError):
+            beats.append(json.loads(path.read_text()))
+    return beats
 
 
 def progress_of(model_folder: Path) -> Mapping[str, Any]:
@@ -157,11 +165,8 @@ def progress_of(model_folder: Path) -> Mapping[str, Any]:
 
     train.csv has the same figures, but only every log_interval iterations.
     """
-    beats: list[Mapping[str, Any]] = []
-    for path in model_folder.glob("heartbeat/*/rank_00000.json"):
-        with suppress(OSError, ValueError):  # the job ends meanwhile, or the disk is full
-            beats.append(json.loads(path.read_text()))
-    return max((beat for beat in beats if "done" in beat), key=lambda beat: beat["time"], default={})
+    beats = [beat for beat in _read(model_folder.glob("heartbeat/*/rank_00000.json")) if "done" in beat]
+    return max(beats, key=lambda beat: beat["time"], default={})
 
 
 def describe(heartbeats: Sequence[Mapping[str, Any]], fresh: float) -> str:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from common import steps
 from common.config import load_settings
-from common.errors import InputError, ToolkitError
-from common.files import read_json, read_rows, read_text
+from common.errors import ToolkitError
+from common.files import read_cells, read_json, read_rows, read_text
 from common.settings import Experiment, Settings
 
 Floats = NDArray[np.float64]
@@ -42,25 +42,14 @@ class Curve:
 
 
 def read_curve(path: Path) -> Curve:
-    """The numbers of a CSV file, by column; none if it does not exist. An incomplete last row is ignored.
-
-    Raises InputError for a row that is not numbers, or has another number of cells than the header.
-    """
-    if not path.is_file():
-        return Curve({})
-    header, *lines = read_text(path).rpartition("\n")[0].splitlines() or [""]
-    names = header.split(",")
+    """The numbers of a CSV file, by column; none if it does not exist."""
+    rows = read_cells(path)
+    names = next(rows, [])
     columns = [array("d") for _ in names]  # a list of cells would be a hundred bytes for each number
-    for place, line in enumerate(lines, 2):
-        cells = line.split(",")
-        if len(cells) != len(names):
-            raise InputError(f"{path}:{place}: not {len(names)} cells; delete the line")
-        try:
-            for column, cell in zip(columns, cells, strict=True):
-                column.append(float(cell) if cell else math.nan)
-        except ValueError as error:
-            raise InputError(f"{path}:{place}: {error}; delete the line") from None
-    return Curve({name: np.array(column) for name, column in zip(names, columns, strict=True)} if lines else {})
+    for cells in rows:
+        for column, cell in zip(columns, cells, strict=True):
+            column.append(float(cell) if cell else math.nan)
+    return Curve({name: np.array(column) for name, column in zip(names, columns, strict=True) if column})
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from warcio.archiveiterator import ArchiveIterator
 from common.errors import InputError
 from corpus.scrape.archive import Archive, read_pages
 from corpus.scrape.response import FetchedPage
-from tests.warc_records import http, record
+from tests.warc_records import http, record, write_warc
 
 HTML = b"<p>Hello</p>"
 LIMIT = 100_000
@@ -61,11 +61,37 @@ def test_opening_cuts_off_a_torn_record_and_finds_new_complete_ones(tmp_path: Pa
     assert [url for url, _ in read_pages(path, LIMIT)] == [f"{URL}a", f"{URL}c"]
 
 
+def test_damage_in_the_middle_costs_its_record_and_none_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "raw.warc.gz"
+    with Archive(path) as archive:
+        for name in "abc":
+            archive.append(page(name))
+        _, begin, end = archive.responses.values()
+    whole = path.read_bytes()
+    for at in range(begin, end - 8, 5):
+        for noise in (bytes(8), b"\xff" * 8, whole[:8]):
+            path.write_bytes(damaged := whole[:at] + noise + whole[at + 8 :])
+            with Archive(path) as archive:
+                assert {f"{URL}a", f"{URL}c"} <= archive.responses.keys(), at
+            assert path.read_bytes() == damaged
+
+
 def test_files_of_another_kind_are_never_touched(tmp_path: Path) -> None:
     path = tmp_path / "other.warc.gz"
     one_stream = gzip.compress(b"".join(record(f"{URL}{n}", http(HTML)) for n in range(3)), mtime=0)
     truncated = gzip.compress(bytes(range(256)) * 9_000, mtime=0)[:-9]
-    for content in (b"a text", one_stream, truncated):
+    short = gzip.compress(URL.encode(), mtime=0)
+    theirs = write_warc(path, record(f"{URL}a", http(HTML)), record(f"{URL}b", http(HTML))).read_bytes()
+    for content in (
+        b"a text",
+        b"\x89PNG\r\n\x1a\n\0",
+        one_stream,
+        truncated,
+        short,
+        short + bytes(9),
+        theirs[:-1],
+        theirs + bytes(9),
+    ):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"other\.warc\.gz: "):
             Archive(path)

@@ -20,7 +20,7 @@ from corpus.urls.url import document_id
 from tests import rude_server as rude
 from tests.conftest import ROOT
 from tests.corpus.scrape.shards import BUSY, PLAIN, URLS, Shard, article
-from tests.helpers import assert_one_line_error, called, prose, read_rejects, read_shard, wait_for
+from tests.helpers import assert_one_line_error, called, new_seed, prose, read_rejects, read_shard, wait_for
 from tests.rude_server import Behaviour, Server, reply, rude_server
 from tests.slurm.lab.processes import alive
 
@@ -110,9 +110,7 @@ def large_site(count: int, released: threading.Event) -> dict[str, Behaviour]:
 def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_page(
     kills: int, count: int, tmp_path: Path
 ) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")  # pytest shows it when the test fails
-    rng = random.Random(seed)
+    rng = random.Random(new_seed())
     whole, cut = Shard(tmp_path, "whole"), Shard(tmp_path, "cut")
     released = threading.Event()
     pages = large_site(count, released)
@@ -144,6 +142,32 @@ def test_killed_at_random_moments_gives_the_same_bytes_and_repeats_no_finished_p
     responses = [url for url, _ in read_pages(cut.warc, 1 << 20)]
     assert sorted(responses) == sorted(record["final_url"] for record in read_shard(cut.output))
     assert stats.reasons == undisturbed.reasons and stats.reasons["host_parked"] == 20 - 3
+
+
+@pytest.mark.usefixtures("quick_extraction")
+def test_what_a_power_cut_tore_is_fetched_again_and_its_number_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(new_seed())
+    whole = Shard(tmp_path, "whole")
+    pages = {f"site{n}.example/": rude.kept(prose(n).encode()) for n in range(8)}
+    urls = [f"http://{name}" for name in pages]
+    with rude_server(pages) as server:
+        whole.run(server.address, urls, archive=True)
+        archive, journal = whole.warc.read_bytes(), whole.journal.read_bytes()
+        for number, (tail, line) in enumerate(
+            ((bytes(4096), bytes(4096)), (rng.randbytes(400), b""), (b"\x1f\x8b\x08 torn", b'{"url":'))
+        ):
+            for known in (0, len(journal) // 2):
+                cut = Shard(tmp_path, f"{number} {known}")
+                cut.warc.write_bytes(archive[: rng.randrange(10, len(archive))] + tail)
+                cut.journal.write_bytes(journal[:known] + line)
+                server.requested.clear()
+                cut.run(server.address, urls, archive=True)
+                fetched = [name for name in server.requested if not name.endswith("robots.txt")]
+                assert cut.bytes() == whole.bytes()
+                assert f"record; {len(fetched)} pages are fetched, lost ones again" in capsys.readouterr().err
+                assert {url for url, _ in read_pages(cut.warc, 1 << 20)} >= {f"http://{name}" for name in fetched}
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
