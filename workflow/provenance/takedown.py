@@ -20,7 +20,7 @@ import orjson
 from common.errors import InputError, TruncatedError
 from common.files import line_writer, read_json, read_lines, write_json
 from corpus.scrape.archive import REQUESTED_HEADER, write_records
-from corpus.scrape.warc import DAMAGED, read_records
+from corpus.scrape.warc import DAMAGED, complete_records, read_records
 from corpus.urls.url import document_id
 from workflow.provenance.sample import read_any
 
@@ -133,16 +133,20 @@ def _edit_archive(path: Path, removal: Removal, output: Path | None) -> int:
 
     count, at, responses = 0, 0, dict[str, int]()
     with path.open("rb") as file, line_writer(output) as write, suppress(TruncatedError):  # a crawl cuts off a torn end
+        last = max((end for _, end, _ in complete_records(file, path, names)), default=0)
+        file.seek(0)
         for start, end, found in read_records(file, path, names):
             if not end:
                 raise InputError(f"{path}: many records in one gzip member; not an archive of corpus.scrape")
             if found is not DAMAGED and any(map(removal.has_url, found)):
                 count += 1
-                continue
-            write(os.pread(file.fileno(), end - start, start))
-            if found is not DAMAGED and found:
-                responses[found[0]] = at
-            at += end - start
+            else:
+                write(os.pread(file.fileno(), end - start, start))
+                if found is not DAMAGED and found:
+                    responses[found[0]] = at
+                at += end - start
+            if end == last:
+                break
     if output:
         write_records(output, responses)
     return count
