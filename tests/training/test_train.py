@@ -3,8 +3,10 @@
 import ast
 import json
 import math
+import os
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,23 @@ def test_a_finished_run_is_left_alone_and_continues_when_asked_for_more(tmp_path
     assert "learning rate: 1e-05 in the last step, 0.00251 in the next one" in said
     assert read_json(folder / "done.json")["checkpoint"] == "iter_0000006"
     assert [row["iteration"] for row in read_rows(folder / "train.csv")] == list("123456")
+
+
+def test_rows_are_on_the_disk_before_the_checkpoint_after_which_no_start_repeats_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, synced, rows = make_run(tmp_path), Counter[str](), list[int]()
+
+    def sync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced[path.name] = os.fstat(descriptor).st_size
+        if path.name == "manifest.json.tmp":
+            curve = (tmp_path / "models/tiny/train.csv").read_bytes()
+            rows.append(curve[: synced["train.csv"]].count(b"\n") - 1)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    assert train_tiny(config, "train.save_interval=2") == 0
+    assert rows == [2, 4]
 
 
 def test_a_run_that_would_take_months_on_cpus_is_refused(tmp_path: Path, capsys: Capsys) -> None:
