@@ -66,6 +66,9 @@ def test_opening_cuts_off_a_torn_record_and_finds_new_complete_ones(tmp_path: Pa
         for requested in (f"{URL}a", old):
             found = archive.read(requested, LIMIT)
             assert isinstance(found, FetchedPage) and found.requested == requested
+    for first in (b"\x1f\x8b\x08 torn", bytes(4096), whole[:100] + bytes(3996), whole[:50] + bytes(462)):
+        path.write_bytes(first)
+        assert Archive(path).responses == {} and path.read_bytes() == b""
     path.write_bytes(whole[:-9])
     with Archive(path) as archive:
         archive.append(page("c"))
