@@ -94,7 +94,7 @@ def _check_unchanged(settings: Settings, name: str, job: Job) -> None:
         return  # nobody recorded the job
     submitted = load_settings(Path(job.snapshot) / "settings.yaml")
     then, now = (each.models[name].recipe for each in (submitted, settings))
-    if keys := changes(then, now, f"models.{name}."):
+    if keys := changes(then, now, name=f"models.{name}."):
         raise ConfigError(
             f"job {job.id} is alive with other settings: {', '.join(keys)}; restore them, or end the job first: "
             f"python -m cluster.cancel {settings.model_folder(name)}"

@@ -9,10 +9,14 @@ YAML is read with every value as text, so that a value's meaning follows from it
 `1:30`, `010` and `2024-01-01` stay as written, and only null (`null`, `~`, nothing) becomes None. The Snakefile uses
 this reader, too, because Snakemake's own takes `no` for False.
 
+A resolved file, which has every key, ends with the names of those that differ from their default: a later version of
+the toolkit that lacks another one of them still reads the file.
+
 `python -m common.config > docs/config.md` writes the reference page from the models' docstrings.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +25,14 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.files import write_text
-from common.settings import Experiment, Section, Settings, closest
+from common.settings import Experiment, Section, Settings, closest, names
 
 JOB_SETTINGS = "URLS_TO_GPT2_SETTINGS"
 """Environment variable of a job of the workflow: path of the run's resolved settings."""
 _NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
 TOP_LEVEL = frozenset(Settings.model_fields) - frozenset(Experiment.model_fields)
 """What an override of a command with a model may name besides the model's own sections."""
+_GIVEN = "# not the default: "
 
 
 class _TextLoader(yaml.SafeLoader):
@@ -136,6 +141,22 @@ def validate(raw: Mapping[str, Any], source: str) -> Settings:
         raise ConfigError(f"{source}: {key + ': ' if key else ''}{message}{given}") from None
 
 
+def _of_this_version(raw: dict[str, Any], given: Container[str] | None) -> dict[str, Any]:
+    """The content of a resolved file without the keys that this version lacks and that had their default then."""
+    if given is not None:
+        try:
+            Settings.model_validate(raw)
+        except ValidationError as errors:
+            for error in errors.errors():
+                *parents, key = error["loc"]
+                if error["type"] == "extra_forbidden" and ".".join(map(str, error["loc"])) not in given:
+                    holder: Any = raw
+                    for parent in parents:
+                        holder = holder[parent]
+                    del holder[key]
+    return raw
+
+
 def load_settings(
     path: Path, overrides: Iterable[str] = (), model: str | None = None, name: str | None = None
 ) -> Settings:
@@ -144,7 +165,7 @@ def load_settings(
     With `name` they apply to a copy of the model that has this name. Raises ConfigError for a file that cannot be read,
     an unknown key or model, a name that a model of the file has, or an override without `=`.
     """
-    raw = read_yaml(path)
+    raw = _of_this_version(read_yaml(path), given_in(path.read_text(encoding="utf-8-sig")))
     models = raw.get("models") or {}
     if model is not None and model not in models:
         hint = closest(model, models)
@@ -158,7 +179,15 @@ def load_settings(
 
 def settings_text(settings: Settings) -> str:
     """The resolved configuration as YAML with every default; `load_settings` reads it back unchanged."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    given = settings.model_dump(mode="json", exclude_defaults=True)
+    return f"{text}{_GIVEN}{json.dumps([*names(given)])}\n"
+
+
+def given_in(text: str) -> set[str] | None:
+    """The names of the keys that differ from their default, in the text of a resolved file; None for any other text."""
+    last = text.rstrip().rpartition("\n")[2]
+    return set(json.loads(last.removeprefix(_GIVEN))) if last.startswith(_GIVEN) else None
 
 
 def write_settings(settings: Settings, path: Path) -> None:

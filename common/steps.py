@@ -6,6 +6,7 @@ module, a rule in workflow/rules/ and, if it has settings, a section in common/s
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from common.files import find_inputs, shard_paths
-from common.settings import Settings
+from common.settings import Settings, changes, names
 
 
 @dataclass(frozen=True)
@@ -160,20 +161,34 @@ def configured(settings: Settings) -> list[Step]:
 
 
 def keys(name: str, settings: Settings, model: str = "") -> dict[str, Any]:
-    """The settings that a step's results depend on, as plain data; Snakemake reruns the step if they change."""
-    step = named(name)
-    found = {}
-    for key in step.keys:
-        value = to_jsonable_python(_value(settings, key.format(model=model)))
-        if isinstance(value, dict):
-            value = {inner: each for inner, each in value.items() if f"{key}.{inner}" not in step.omitted}
-        found[key.rpartition(".")[2]] = value
-    if name == "ingest" and settings.has_pages:
-        found |= keys("scrape", settings)
-    return found
+    """The settings that a step's results depend on, as plain data; Snakemake reruns the step if they change.
+
+    "given" names those that differ from their default: see `changed`.
+    """
+    found, given = dict[str, Any](), dict[str, Any]()
+    sparse = settings.model_dump(mode="json", exclude_defaults=True)
+    for step in [named(name), *([named("scrape")] if name == "ingest" and settings.has_pages else [])]:
+        for key in step.keys:
+            path, last = key.format(model=model), key.rpartition(".")[2]
+            value = to_jsonable_python(_value(settings, path))
+            if isinstance(value, dict):
+                value = {inner: each for inner, each in value.items() if f"{key}.{inner}" not in step.omitted}
+            found[last] = value
+            with suppress(KeyError):  # it is the default
+                given[last] = _value(sparse, path.removesuffix(".recipe"))
+    return {**found, "given": sorted({*names(found)} & {*names(given)})}
 
 
-def _value(settings: Settings, key: str) -> Any:
+def changed(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether `keys` of a step, perhaps of two versions of the toolkit, ask for different results.
+
+    A key that only one version has counts if its value is not the default. Data without "given" has no defaults.
+    """
+    given = {name for each in (then, now) for name in each.get("given", names(each))}
+    return bool(changes({**then, "given": None}, {**now, "given": None}, given))
+
+
+def _value(settings: Settings | dict[str, Any], key: str) -> Any:
     value: Any = settings
     for part in key.split("."):
         value = value[part] if isinstance(value, dict) else getattr(value, part)

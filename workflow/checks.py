@@ -80,8 +80,9 @@ def check_base(settings: Settings) -> None:
 
 def _shared(settings: Settings) -> Iterator[tuple[str, Any, Any]]:
     """(key, value, content) of what all parts of a corpus have in common: comparable signatures, one vocabulary."""
-    for key, value in steps.keys("dedup_signatures", settings).items():
-        yield f"dedup.{key}", value, value
+    for key in steps.named("dedup_signatures").keys:
+        value = getattr(settings.dedup, key.removeprefix("dedup."))
+        yield key, value, value
     yield "tokenize.append_eod", settings.tokenize.append_eod, settings.tokenize.append_eod
     for key in ("encoder_json", "vocab_bpe"):
         path = getattr(settings.tokenize, key)

@@ -27,16 +27,19 @@ import os
 import re
 import signal
 import sys
+from ast import literal_eval
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
+from itertools import product, starmap
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from snakemake.io import Mtime
 from snakemake.logging import logger
+from snakemake.persistence import NO_PARAMS_CHANGE
 from snakemake.persistence.file import FilePersistence
 from snakemake.settings.enums import Quietness
 from snakemake_interface_common.exceptions import WorkflowError
@@ -188,6 +191,12 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     def _params(self, job: Any) -> list[str]:
         return [text.replace(self._inside, "RUN/") for text in super()._params(job)]
 
+    def params_changed(self, job: Any, file: Any = None) -> Any:
+        """What differs; nothing if only settings do that mean the same in two versions of the toolkit."""
+        found = super().params_changed(job, file)
+        pairs = list(product(found.only_old, found.only_new))
+        return NO_PARAMS_CHANGE if pairs and all(starmap(_mean_the_same, pairs)) else found
+
     def metadata(self, path: Any) -> Any:
         """The record of a file; none of a part that is gone: the record of what was made of it counts."""
         return None if path.endswith(self._PARTS) and not os.path.exists(path) else super().metadata(path)
@@ -203,6 +212,12 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
             {name for name in names if not name.endswith(self._PARTS)} for names in (self.input(file), self._input(job))
         )
         return before != now or self._change(job.rule.name)
+
+
+@cache
+def _mean_the_same(then: str, now: str) -> bool:
+    """Whether two recorded params are settings of a step that ask for the same result."""
+    return then[0] == now[0] == "{" and not steps.changed(literal_eval(then), literal_eval(now))
 
 
 def running_steps(dag: Any) -> list[Running]:

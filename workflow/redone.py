@@ -16,11 +16,10 @@ from typing import Any
 import yaml
 
 from common import steps
-from common.config import settings_text
+from common.config import given_in, settings_text
 from common.console import note
 from common.files import REMOVED_IDS
-from common.settings import Settings
-from common.settings.section import changes
+from common.settings import Settings, changes
 
 _LONGEST = 100  # characters of a changed key
 
@@ -33,8 +32,10 @@ def describe(settings: Settings, again: Iterable[str], first: Iterable[str] = ()
     last, run = settings.run / "config.yaml", settings.run
     if not last.is_file():
         return ""
-    now, then = (yaml.safe_load(text) for text in (settings_text(settings), last.read_text(encoding="utf-8")))
-    changed = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in changes(then, now)]
+    texts = last.read_text(encoding="utf-8"), settings_text(settings)
+    then, now = map(yaml.safe_load, texts)
+    given = set[str]().union(*(given_in(text) or () for text in texts))
+    changed = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in changes(then, now, given)]
     if not changed:
         return ""
     lines = [f"{run}: settings changed since it was started last", *(f"  {line}" for line in changed)]

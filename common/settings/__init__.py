@@ -13,6 +13,6 @@ from common.settings.corpus import (
 from common.settings.experiment import DataSettings, Experiment
 from common.settings.model import ModelSettings, ParallelSettings
 from common.settings.run import Settings, closest
-from common.settings.section import Section, changes
+from common.settings.section import Section, changes, names
 from common.settings.sources import WARC_NAME, BlacklistSettings, ScrapeSettings, SourceSettings
 from common.settings.training import GenerateSettings, LogSettings, TrainSettings, WatchSettings

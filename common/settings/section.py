@@ -1,6 +1,6 @@
 """The base class of all configuration sections, and their common number types."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import reduce
 from typing import Annotated, Any, NamedTuple
 
@@ -66,13 +66,38 @@ def without_effect(section: Section, needs: Iterable[Need]) -> Iterator[str]:
         yield f"{text} (needs {need.needs})"
 
 
-def changes(then: Mapping[str, Any], now: Mapping[str, Any], name: str = "") -> list[str]:
-    """The keys of plain settings that differ, below `name`: `train.lr 0.01 -> 0.02`."""
+def names(value: Any, name: str = "") -> Iterator[str]:
+    """The full name of each key in plain settings: `clean`, `clean.language`, `sources`, `sources.0.path`."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield f"{name}{key}"
+            yield from names(inner, f"{name}{key}.")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from names(inner, f"{name}{index}.")
+
+
+def changes(
+    then: Mapping[str, Any], now: Mapping[str, Any], given: Container[str] | None = None, name: str = ""
+) -> list[str]:
+    """The keys of plain settings that differ, below `name`: `train.lr 0.01 -> 0.02`.
+
+    A key that only one side has is of another version of the toolkit. With `given`, the `names` of keys that differ
+    from their default on either side, it counts only if it is one of them: without the key, a version does what the
+    default does.
+    """
     found = []
     for key in {**then, **now}:
-        old, new = then.get(key), now.get(key)
+        old, new, full = then.get(key), now.get(key), f"{name}{key}"
+        if (
+            isinstance(old, list)
+            and isinstance(new, list)
+            and len(old) == len(new)
+            and isinstance((old or [0])[0], dict)
+        ):
+            old, new = dict(enumerate(old)), dict(enumerate(new))  # of sections
         if isinstance(old, dict) and isinstance(new, dict):
-            found += changes(old, new, f"{name}{key}.")
-        elif old != new:
-            found.append(f"{name}{key} {old} -> {new}")
+            found += changes(old, new, given, f"{full}.")
+        elif old != new and (given is None or full in given or (key in then and key in now)):
+            found.append(f"{full} {old} -> {new}")
     return found
