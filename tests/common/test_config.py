@@ -75,6 +75,20 @@ def test_the_resolved_configuration_reads_back_as_itself_and_names_a_trained_voc
     assert load_settings(written(tmp_path, SMALL)).tokenize.encoder_json is None
 
 
+def test_a_resolved_file_of_a_version_with_other_keys_is_read_unless_such_a_key_was_given(tmp_path: Path) -> None:
+    settings = load_settings(written(tmp_path, SMALL))
+    text = settings_text(settings)
+    older, newer = text.replace("  fold_whitespace: false\n", ""), text.replace("clean:\n", "clean:\n  gone: 3\n")
+    assert older != text != newer
+    for other in (older, newer):
+        assert load_settings(written(tmp_path, other)) == settings
+    for other in (newer.replace('default: ["run"', 'default: ["clean.gone", "run"'), newer.rpartition("#")[0]):
+        with pytest.raises(ConfigError, match=r"unknown key 'clean\.gone'"):
+            load_settings(written(tmp_path, other))
+    with pytest.raises(ConfigError, match=r"unknown key 'clean\.gone'"):
+        load_settings(written(tmp_path, text), ["clean.gone=3"])
+
+
 def test_every_configuration_we_ship_is_valid_and_the_reference_page_is_current() -> None:
     for path in [ROOT / "config.yaml", *sorted((ROOT / "configs").glob("*.yaml"))]:
         settings = load_settings(path)

@@ -93,9 +93,9 @@ def snakemake(folder: Path, *arguments: str, **env: str) -> "subprocess.Complete
     return subprocess.run([*SNAKEMAKE, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def planned(folder: Path, *arguments: str) -> tuple[dict[str, int], str]:
+def planned(folder: Path, *arguments: str, **env: str) -> tuple[dict[str, int], str]:
     """The jobs of each rule that Snakemake would run, and the output of the dry run."""
-    result = snakemake(folder, "-n", *arguments)
+    result = snakemake(folder, "-n", *arguments, **env)
     assert result.returncode == 0, result.stdout + result.stderr
     table = result.stdout.partition("Job stats:")[2].split("\n\n")[0].splitlines()[3:]
     return {row.split()[0]: int(row.split()[1]) for row in table}, result.stdout + result.stderr
