@@ -165,7 +165,7 @@ def load_settings(
     With `name` they apply to a copy of the model that has this name. Raises ConfigError for a file that cannot be read,
     an unknown key or model, a name that a model of the file has, or an override without `=`.
     """
-    raw = _of_this_version(read_yaml(path), given_in(path.read_text(encoding="utf-8-sig")))
+    raw = _of_this_version(read_yaml(path), _given(path.read_text(encoding="utf-8-sig")))
     models = raw.get("models") or {}
     if model is not None and model not in models:
         hint = closest(model, models)
@@ -184,7 +184,7 @@ def settings_text(settings: Settings) -> str:
     return f"{text}{_GIVEN}{json.dumps([*names(given)])}\n"
 
 
-def given_in(text: str) -> set[str] | None:
+def _given(text: str) -> set[str] | None:
     """The names of the keys that differ from their default, in the text of a resolved file; None for any other text."""
     last = text.rstrip().rpartition("\n")[2]
     return set(json.loads(last.removeprefix(_GIVEN))) if last.startswith(_GIVEN) else None
@@ -193,7 +193,7 @@ def given_in(text: str) -> set[str] | None:
 def write_settings(settings: Settings, path: Path) -> None:
     """Write the resolved configuration, unless the file has the same text already."""
     text = settings_text(settings)
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+    if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text)
 
 

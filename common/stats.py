@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from common.errors import InputError
 from common.files import Document, read_json, write_json
 
 _EXAMPLES = 10  # kept per reason
@@ -171,4 +172,6 @@ def kept_before(shards: Iterable[Path | str]) -> int | None:
     """The number of documents in shards, for progress, from the statistics of the step that wrote them."""
     paths = [path.with_name(f"{path.name.partition('.')[0]}.stats.json") for path in map(Path, shards)]
     known = all(map(Path.is_file, paths))
-    return sum(read_json(path).get("documents_out", 0) for path in paths) or None if known else None
+    with suppress(InputError):  # damaged
+        return sum(read_json(path).get("documents_out", 0) for path in paths) or None if known else None
+    return None

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from common.files import find_inputs, shard_paths
+from common.files import find_inputs, read_json, shard_paths
 from common.settings import Settings, changes, names
 
 
@@ -64,6 +64,11 @@ class Step:
         if shards is not None:  # an earlier configuration may have had more
             paths = [run / self.folder / "stats.json", *shard_paths(run / self.folder, shards, ".stats.json")]
         yield from filter(Path.is_file, paths)
+
+    def figures(self, run: Path, shards: int | None = None) -> Iterator[dict[str, Any]]:
+        """The content of these statistics. Raises InputError for one that is damaged."""
+        for path in self.statistics(run, shards):
+            yield read_json(path, f"delete it to count without it, or make it again: snakemake -R {self.name}")
 
 
 _DOCUMENTS = "{shard}.jsonl.zst"

@@ -29,6 +29,7 @@ from common.settings import BlacklistSettings
 from common.stats import Stats
 from common.workers import batched, process_map
 from corpus.runner import ShardStep
+from corpus.urls.lists import LIST_BEGINS, LIST_ENDS
 from corpus.urls.rules import SeenUrls, UrlRules
 from corpus.urls.url import document_id
 
@@ -135,17 +136,20 @@ def blacklist(
     allow_empty: bool = False,
     known: Sequence[Path] = (),
     removed: Collection[str] = (),
+    *,
+    marked: bool = False,
 ) -> Stats:
     """Filter URL lists into one text file per shard, all of them or none. Uses 8 bytes of memory per kept URL.
 
     URLs of the lists `known` are dropped, and take 8 bytes, too; those of `removed` documents are dropped by their ids.
+    `marked` lists show that they are whole (`corpus.urls.lists`).
 
     Raises EmptyResultError when no URL is left, InputError when the lists hold none, or when no entry of a list of
     domains can match.
     """
     step, seen = ShardStep("blacklist", inputs, rejects, workers, None, allow_empty, unit="URLs"), SeenUrls()
     stats, earlier, check = step.stats, SeenUrls(), partial(_check, settings.model_dump_json(), len(outputs))
-    pending: list[list[str]] = [[] for _ in outputs]
+    pending: list[list[str]] = [[LIST_BEGINS] * marked for _ in outputs]
     blocks = (block for path in step.noted(inputs) for block in read_blocks(path))
     for entries in _rules(settings.model_dump_json(), len(outputs))[1].domains.lists:
         if entries.unusable:
@@ -190,7 +194,10 @@ def blacklist(
             results.meter.advance(len(checked.urls))
             if sum(map(len, pending)) >= _FLUSH:
                 flush()
+        for last in pending:
+            last += [LIST_ENDS] * marked
         flush()
+        stats.bytes_out -= len(LIST_BEGINS + LIST_ENDS) * len(outputs) * marked
         stats.documents_out = stats.documents_in - stats.reasons.total()
         if not stats.documents_in and not allow_empty:
             raise InputError(f"{', '.join(map(str, inputs))}: no URLs inside; give a list with one URL per line")
@@ -211,7 +218,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = expand_inputs(map(str, arguments.known), "lists")
     check_outputs([*outputs, arguments.rejects, arguments.stats], [*inputs, *known])
     options = (arguments.rejects, arguments.workers, arguments.allow_empty)
-    stats = blacklist(inputs, outputs, settings, *options, known, removed_ids(arguments.removed))
+    removed, marked = removed_ids(arguments.removed), arguments.output is None
+    stats = blacklist(inputs, outputs, settings, *options, known, removed, marked=marked)
     stats.finish(arguments.stats)
     return 0
 

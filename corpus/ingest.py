@@ -70,7 +70,8 @@ def read_sources(
     Files that are inputs in some `known` statistics are left out. Raises InputError for a source that does not exist,
     for a file that is damaged or not what it seems to be, and for a known file that has changed.
     """
-    read = [read_json(path)["inputs"].items() for path in known]
+    cure = "make it again: `snakemake -R ingest` with the configuration of that run"
+    read = [read_json(path, cure)["inputs"].items() for path in known]
     earlier = {os.path.abspath(name): found for files in read for name, found in files}
     for source in sources:
         paths = step.noted(dict.fromkeys(expand_inputs(source.patterns, "sources")), earlier)

@@ -60,7 +60,8 @@ def is_finished(settings: Settings, name: str) -> bool:
     """
     folder, now = settings.model_folder(name), settings.models[name]
     done, last = folder / "done.json", folder / "settings.yaml"
-    end = read_json(done) if done.exists() else {"iteration": newest_iteration(folder)}
+    cure = "delete it: the training, which starts again, finds its last checkpoint and writes it"
+    end = read_json(done, cure) if done.exists() else {"iteration": newest_iteration(folder)}
     at = (int(end.get("iteration", 0)), int(end.get("validations_without_improvement", 0)))
     if not is_end(now.train, *at):
         return False

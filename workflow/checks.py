@@ -19,7 +19,7 @@ from training.metrics.boards import check_boards
 from training.model_folder import is_finished, newest_iteration
 from training.planning.fit import prepare
 from training.planning.machines import machine
-from workflow.runs import load_run
+from workflow.runs import load_run, read_takedown
 
 
 def check_parsed(settings: Settings) -> None:
@@ -43,7 +43,8 @@ def check_crawl(settings: Settings) -> None:
     """
     layout = crawl_layout(settings)
     if settings.urls and layout.is_file() and any(path != layout for path in layout.parent.iterdir()):
-        shards = read_json(layout)["shards"]
+        cure = f"delete it if the pages were crawled with `shards: {settings.shards}`: snakemake writes it again"
+        shards = read_json(layout, cure)["shards"]
         if shards != settings.shards:
             raise ConfigError(
                 f"{layout.parent} holds a crawl in {shards} shards, and with `shards: {settings.shards}` every URL of "
@@ -54,7 +55,7 @@ def check_crawl(settings: Settings) -> None:
 def check_takedown(settings: Settings) -> None:
     """Raise ConfigError if documents have left only a part of the run."""
     for record in sorted((settings.run / REMOVED_IDS.parent).glob("*.json")):
-        if read_json(record)["state"] != "done":
+        if read_takedown(record)["state"] != "done":
             raise ConfigError(
                 f"{record}: not finished; python -m workflow.provenance.remove --run {settings.run} --yes finishes it"
             )

@@ -30,7 +30,7 @@ import sys
 from ast import literal_eval
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from itertools import product, starmap
 from pathlib import Path
@@ -182,6 +182,11 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
                     os._exit(128 + signal.SIGINT)
                 sys.exit(128 + signal.SIGINT)
 
+    def _io_read(self, subject: Any, id: str) -> Any:
+        with suppress(ValueError):  # not even text
+            return super()._io_read(subject, id)
+        return {}
+
     def _get_key(self, f: Any) -> str:
         return str(super()._get_key(f)).removeprefix(self._inside)
 
@@ -243,7 +248,11 @@ def _tell(run: Path) -> bool:
 def changed_input(settings: Settings, rule: str) -> bool:
     """Whether the files that a rule has read, as its statistics say, are others now; says which."""
     stats = steps.result(rule, settings.run) if rule in ("blacklist", "ingest") else None
-    read = read_json(stats).get("inputs") if stats and stats.is_file() else None
+    try:
+        read = read_json(stats, f"{rule} makes it again").get("inputs") if stats and stats.is_file() else None
+    except InputError as error:
+        note(str(error))
+        return True
     if read is None:
         return False
     names = place(settings.run)["names"]
@@ -261,9 +270,10 @@ def recorded_times(run: Path) -> Iterator[tuple[Path, float]]:
         for name in names:  # the path in base64; a long one is split into folders
             parts = (*Path(parent).relative_to(folder).parts, name)
             path = run / base64.urlsafe_b64decode("".join(part.removeprefix("@") for part in parts)).decode()
-            record = json.loads(Path(parent, name).read_bytes())
-            if path.exists() and record["endtime"]:
-                yield path, record["endtime"]
+            with suppress(ValueError):  # damaged: as if there was none
+                record = json.loads(Path(parent, name).read_bytes())
+                if path.exists() and record["endtime"]:
+                    yield path, record["endtime"]
 
 
 def restore_times(run: Path) -> None:

@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from common import steps
-from common.config import given_in, settings_text
+from common.config import load_settings
 from common.console import note
+from common.errors import ConfigError
 from common.files import REMOVED_IDS
 from common.settings import Settings, changes
 
@@ -32,10 +31,11 @@ def describe(settings: Settings, again: Iterable[str], first: Iterable[str] = ()
     last, run = settings.run / "config.yaml", settings.run
     if not last.is_file():
         return ""
-    texts = last.read_text(encoding="utf-8"), settings_text(settings)
-    then, now = map(yaml.safe_load, texts)
-    given = set[str]().union(*(given_in(text) or () for text in texts))
-    changed = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in changes(then, now, given)]
+    try:
+        then, now = (each.model_dump(mode="json") for each in (load_settings(last), settings))
+    except ConfigError:  # damaged; it is written again
+        return ""
+    changed = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in changes(then, now)]
     if not changed:
         return ""
     lines = [f"{run}: settings changed since it was started last", *(f"  {line}" for line in changed)]

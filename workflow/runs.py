@@ -1,13 +1,17 @@
 """The folder of a run: the settings that made it, wherever it lies now, and the folders in which it has lain."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from common import run_card
 from common.config import load_settings
-from common.errors import InputError
+from common.console import note
+from common.errors import ConfigError, InputError
 from common.files import read_json
 from common.settings import Settings
+
+_note = cache(note)  # several ask
 
 
 def load_run(run: Path) -> Settings:
@@ -18,7 +22,10 @@ def load_run(run: Path) -> Settings:
     path = run / "config.yaml"
     if not path.is_file():
         raise InputError(f"{path}: no such file; name the folder of a run that snakemake made")
-    return moved(load_settings(path), run)
+    try:
+        return moved(load_settings(path), run)
+    except ConfigError as error:
+        raise ConfigError(f'{error}; if it is damaged: cp "$(ls -t {run}/settings/*.yaml | head -1)" {path}') from None
 
 
 def moved(settings: Settings, run: Path) -> Settings:
@@ -28,17 +35,28 @@ def moved(settings: Settings, run: Path) -> Settings:
     return settings.model_copy(update={"run": run, "tokenize": tokenize})
 
 
+def read_takedown(record: Path) -> Any:
+    """A record of `workflow.provenance.remove`. Raises InputError if it is damaged."""
+    command = f"python -m workflow.provenance.remove --run {record.parents[1]}"
+    return read_json(record, f"delete it and run `{command}` with the same --urls again")
+
+
 def is_copy(run: Path) -> bool:
     """Whether a run was started last in another folder than this one."""
-    inode = _card(run).get("inode")
+    inode = read_card(run).get("inode")
     return inode is not None and inode != run.stat().st_ino
 
 
 def place(run: Path) -> dict[str, Any]:
     """What run.json says of a run's folder: every name that it has had, and the number of its inode."""
-    return {"names": sorted({*_card(run).get("names", []), str(run)}), "inode": run.stat().st_ino}
+    return {"names": sorted({*read_card(run).get("names", []), str(run)}), "inode": run.stat().st_ino}
 
 
-def _card(run: Path) -> dict[str, Any]:
+def read_card(run: Path) -> dict[str, Any]:
+    """What run.json says; nothing if it is missing, or if it is damaged, which is said: the next start writes it."""
     path = run / run_card.NAME
-    return dict(read_json(path)) if path.is_file() else {}
+    try:
+        return dict(read_json(path, "the next start writes it again")) if path.is_file() else {}
+    except InputError as error:
+        _note(str(error))
+        return {}

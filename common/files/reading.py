@@ -266,12 +266,13 @@ def read_text(path: Path, longest: int | None = None, encoding: str = "utf-8") -
         raise EncodingError(f"{path}: not UTF-8 at byte {error.start}; convert it, or create it again") from None
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises InputError if it is missing or not JSON."""
+def read_json(path: Path, cure: str = "") -> Any:
+    """The content of a JSON file. Raises InputError if it is missing or not JSON: then the message ends with `cure`."""
     try:
         return orjson.loads(read_text(path))
-    except orjson.JSONDecodeError as error:
-        raise InputError(f"{path}: not valid JSON ({error})") from None
+    except (EncodingError, orjson.JSONDecodeError) as error:
+        why = str(error).removeprefix(f"{path}: ").partition(";")[0]
+        raise InputError(f"{path}: not valid JSON ({why}){cure and f'; {cure}'}") from None
 
 
 def read_cells(path: Path) -> Iterator[list[str]]:

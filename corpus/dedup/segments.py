@@ -27,6 +27,15 @@ from common.files import output_files
 
 _MAGIC = b"DEDUPSG1"
 _TRAILER = struct.Struct("<QQ")
+_WRITERS = {
+    ".signatures": "dedup signatures",
+    ".pairs": "dedup bands",
+    ".edges": "dedup verify",
+    ".clusters": "dedup clusters",
+    ".units": "repeats count",
+    ".repeats": "repeats sum",
+}
+"""By suffix, the phase that writes a file."""
 
 
 class SegmentWriter:
@@ -89,7 +98,7 @@ class Segments:
         try:
             self._descriptor = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError:
-            raise InputError(f"{self.path}: no such file; run the phase that writes it") from None
+            raise InputError(f"{self.path}: no such file; run {self._phase} first") from None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,7 +106,12 @@ class Segments:
 
     def damaged(self, how: str) -> InputError:
         """The error for a file that cannot be used."""
-        return InputError(f"{self.path}: {how}; delete it and run the phase that writes it again")
+        return InputError(f"{self.path}: {how}; delete it and run {self._phase} again")
+
+    @property
+    def _phase(self) -> str:
+        writer = _WRITERS.get(self.path.suffix)
+        return f"`corpus.{writer}`" if writer else "the phase that writes it"
 
     def count(self, name: str) -> int:
         """The number of arrays of a name."""

@@ -25,8 +25,8 @@ from typing import Any, Unpack
 
 from common import cli
 from common.console import note
-from common.errors import EmptyResultError, InputError, OutageError
-from common.files import expand_inputs, read_lines, require_regular
+from common.errors import EmptyResultError, OutageError
+from common.files import expand_inputs, require_regular
 from common.settings import BlacklistSettings, ScrapeSettings
 from common.stats import Stats
 from corpus.runner import ShardStep, StepOptions, step_options
@@ -36,19 +36,8 @@ from corpus.scrape.journal import Journal
 from corpus.scrape.offline import extract_archives
 from corpus.scrape.outcome_cache import OutcomeCache, outcome_settings
 from corpus.scrape.pages import Outcome, largest_hosts, outcome_writer
+from corpus.urls.lists import read_urls
 from corpus.urls.rules import UrlRules
-
-
-def read_urls(path: Path) -> list[str]:
-    """The URLs of a list, one per line; blank lines are skipped. Raises InputError for a line that is not UTF-8."""
-    urls = []
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            if url := line.decode("utf-8").strip():
-                urls.append(url)
-        except UnicodeDecodeError:
-            raise InputError(f"{path}:{number}: not UTF-8; run the list through corpus.blacklist first") from None
-    return urls
 
 
 def scrape(
@@ -70,9 +59,7 @@ def scrape(
     Raises EmptyResultError if no page has text, OutageError if the network is down, ConfigError if pages would have to
     be fetched again without `refetch`.
     """
-    listed = read_urls(urls)
-    if not listed and not options.get("allow_empty"):
-        raise InputError(f"{urls}: no URLs inside; give a list with one URL per line")
+    listed = read_urls(urls, options.get("allow_empty", False))
     rules = UrlRules(blacklist)
     queues = sort_into_queues(listed, rules)
     step = ShardStep("scrape", **options | {"max_bad_share": None}, unit="URLs")

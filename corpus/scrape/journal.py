@@ -17,6 +17,7 @@ What follows the last complete line is cut off; the file is never rewritten.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,14 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def accepted_settings(self) -> OutcomeSettings | None:
-        """The contents of OUTPUT.settings.json, or None if there is no such file."""
+        """The contents of OUTPUT.settings.json: none if it is damaged, or None if there is no such file."""
         if not self.settings_path.exists():
             return None
-        accepted = read_json(self.settings_path)
-        if not isinstance(accepted, dict):
-            raise InputError(f"{self.settings_path}: not the settings of a crawl; restore a copy, or delete it")
-        return accepted
+        with suppress(InputError):
+            if isinstance(accepted := read_json(self.settings_path), dict):
+                return accepted
+        warn(f"{self.settings_path}: damaged; nothing is taken as agreed, and it is written again")
+        return {}
 
     def accept_settings(self) -> None:
         """Write today's settings to OUTPUT.settings.json."""

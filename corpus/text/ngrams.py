@@ -164,7 +164,8 @@ def sum_counts(counts: Iterable[Path], digest: str | None = None) -> tuple[str, 
     """
     total: Counter[int] = Counter()
     for path in counts:
-        found = read_json(path)
+        verb = "sum" if path.name == "counts.json" else "count"
+        found = read_json(path, f"delete it and run `corpus.decontaminate {verb}` again")
         if not isinstance(found, dict) or found.get("ngrams") != (digest := digest or found.get("ngrams") or "none"):
             raise InputError(f"{path}: not counted with these evaluation sets; run `corpus.decontaminate count` again")
         total.update({int(number): times for number, times in found["counts"].items()})

@@ -25,7 +25,7 @@ RUN = settings.run
 onstart:
     snakefile.prepare_run(settings)
 rule all:
-    input: RUN / "b.txt", RUN / "changed.txt", RUN / "unknown.txt"
+    input: RUN / "b.txt", RUN / "changed.txt", RUN / "unknown.txt", RUN / "emptied.txt", RUN / "noise.txt"
 rule b:
     input: RUN / "a.txt"
     output: RUN / "b.txt"
@@ -40,6 +40,12 @@ rule changed:
     shell: "touch {output:q}"
 rule unknown:
     output: RUN / "unknown.txt"
+    shell: "touch {output:q}"
+rule emptied:
+    output: RUN / "emptied.txt"
+    shell: "touch {output:q}"
+rule noise:
+    output: RUN / "noise.txt"
     shell: "touch {output:q}"
 """
 
@@ -67,6 +73,7 @@ rule all:
     log: "x.log"
     shell: "echo $$ >> runs; echo 'all: 3/10 documents, 0:00:07 left' > {log}; until [ -e go ]; do sleep 0.1; done"
 """
+NOT_KNOWN = ("unknown.txt", "emptied.txt", "noise.txt")
 
 
 def configure(folder: Path, snakefile: str, run: str = "results/x", characters: int = 5) -> None:
@@ -86,14 +93,17 @@ def rules(folder: Path, *arguments: str) -> set[str]:
 
 def test_a_copied_run_is_planned_by_what_it_was_made_with(tmp_path: Path) -> None:
     configure(tmp_path, COPIED)
-    assert rules(tmp_path) == {"a", "b", "changed", "unknown"}
+    assert rules(tmp_path) == {"a", "b", "changed", "unknown", "emptied", "noise"}
     shutil.rmtree(tmp_path / ".snakemake")
     copy = tmp_path / "results" / "y"
     shutil.copytree(tmp_path / "results/x", copy)
     os.utime(copy / "b.txt", (1, 1))  # as if it was copied before a.txt
-    (copy / "records/metadata" / base64.urlsafe_b64encode(b"unknown.txt").decode()).unlink()
+    records = {name: copy / "records/metadata" / base64.urlsafe_b64encode(name.encode()).decode() for name in NOT_KNOWN}
+    records["unknown.txt"].unlink()
+    records["emptied.txt"].write_bytes(b"")
+    records["noise.txt"].write_bytes(b"\xff\xfe\0")
     configure(tmp_path, COPIED, "results/y", characters=6)
-    assert rules(tmp_path, "-n") == {"changed", "unknown"}
+    assert rules(tmp_path, "-n") == {"changed", "unknown", "emptied", "noise"}, "a damaged record is none"
 
 
 def test_bad_input_ends_a_job_at_once_and_leaves_the_results_that_exist(tmp_path: Path) -> None:

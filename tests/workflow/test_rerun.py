@@ -192,6 +192,19 @@ def test_another_content_of_an_input_repeats_the_steps_that_read_it(finished: Pa
     (finished / "tasks/quiz.yaml").write_text("x")
 
 
+def test_statistics_that_a_power_cut_has_damaged_are_made_again_and_a_card_costs_nothing(finished: Path) -> None:
+    stats, card = finished / "results/x/urls/stats.json", finished / "results/x/run.json"
+    kept = stats.read_bytes(), card.read_bytes()
+    stats.write_bytes(bytes(len(kept[0])))
+    card.write_bytes(b"")
+    rules, output = plan(finished)
+    stats.write_bytes(kept[0])
+    card.write_bytes(kept[1])
+    assert {"blacklist", "scrape"} <= rules and "ingest" not in rules
+    assert "urls/stats.json: not valid JSON (binary data); blacklist makes it again\n" in output, output
+    assert output.count("run.json: not valid JSON") == 1 and "Traceback" not in output, output
+
+
 def test_a_changed_key_of_a_finished_model_is_refused_and_deleted_results_are_made_again(finished: Path) -> None:
     run = finished / "results/x"
     write_settings(Settings.model_validate(BASE), run / "models/tiny/settings.yaml")
@@ -244,7 +257,7 @@ def test_an_update_of_the_toolkit_repeats_exactly_the_steps_whose_keys_have_anot
         path.unlink()
     assert "Nothing to be done" in nothing[1] and "settings changed" not in nothing[1], nothing[1]
     assert rules == {"evaluate", "generate", "report", "all"}, "another default and another value are changes"
-    assert "evaluate.max_tokens 250000 -> 9\n  generate.min_p None -> 0.5\nruns again: evaluate, generate\n" in said, (
+    assert "evaluate.max_tokens 250000 -> 9\n  generate.min_p 0.0 -> 0.5\nruns again: evaluate, generate\n" in said, (
         said
     )
 

@@ -20,7 +20,7 @@ from typing import Any
 from common import cli, page
 from common import steps as table
 from common.errors import InputError
-from common.files import REMOVED_IDS, expand_inputs, read_json, removed_ids, sha256, shard_paths, write_text
+from common.files import REMOVED_IDS, expand_inputs, removed_ids, sha256, shard_paths, write_text
 from common.settings import Settings
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from training.trace import Trace
@@ -47,7 +47,7 @@ def corpus_facts(settings: Settings) -> dict[str, Any]:
         dataset = tokenized and without_tombstones(settings.dataset_prefix)
     kept = documents.kept_by.items() if documents else ()
     read = [steps[name] for name in ("scrape", "ingest") if name in steps]
-    paths = (path for step in read for path in table.named(step.name).statistics(run, settings.shards))
+    parts = (part for step in read for part in table.named(step.name).figures(run, settings.shards))
     return {
         "name": run.resolve().name,
         "settings": settings,
@@ -58,7 +58,7 @@ def corpus_facts(settings: Settings) -> dict[str, Any]:
         "languages": sorted((code, found) for (key, code), found in kept if key == "detected_language"),
         "opt_outs": [(reason, count) for step in read for reason, count in step.reasons if reason in _OPT_OUTS],
         "removed": removed,
-        "fetched": [found for path in paths if (found := read_json(path).get("fetch_dates"))],
+        "fetched": [found for part in parts if (found := part.get("fetch_dates"))],
     }
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from common import cli, run_card, steps
 from common.errors import InputError
-from common.files import REMOVED_IDS, locked_run, read_json, read_lines, removed_ids, write_json, write_text
+from common.files import REMOVED_IDS, locked_run, read_lines, removed_ids, write_json, write_text
 from common.settings import DedupSettings
 from common.workers import Workers
 from corpus.dedup.signatures import identity_of, write_signatures
@@ -36,7 +36,7 @@ from training.trace import Trace
 from workflow.provenance.sample import read_any, source_of
 from workflow.provenance.takedown import Removal, editor_of, redirected, remove_from
 from workflow.provenance.withdraw import ModelPlan, Tombstones, plan_model, relative, withdraw
-from workflow.runs import load_run
+from workflow.runs import load_run, read_takedown
 
 FOLDER = REMOVED_IDS.parent.name
 _REBUILT = ("report.html", "cards/**/*", "dataset/*.ngrams")
@@ -81,8 +81,11 @@ def read_ids(path: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), workers: int = 1) -> Plan:
-    """Plan the removal of documents by their ids. Raises InputError if some data or model would keep them."""
+def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), workers: int = 1) -> Plan | None:
+    """Plan the removal of documents by their ids; None if all have been removed.
+
+    Raises InputError if some data or model would keep them, or if the run never had them.
+    """
     removal = Removal(wanted)
     for base in load_run(run).base:
         if any(DocumentTable(path.with_suffix("")).of_ids(removal.ids) for path in base.glob("dataset/*.idx")):
@@ -94,10 +97,12 @@ def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), wor
     pages = sorted((run / steps.named("scrape").folder).glob("*.jsonl.zst"))
     removal = Removal([*removal.ids, *(name for path in pages for name in redirected(path, removal))])
     entries, tombstones = _count_entries(run, removal, workers), _tombstones(run, removal)
-    records = [*map(read_json, sorted((run / FOLDER).glob("*.json"))), tombstones]
+    records = [*map(read_takedown, sorted((run / FOLDER).glob("*.json"))), tombstones]
     folders = [path.parent for path in sorted(run.glob("models/*/settings.yaml"))]
     trained = {relative(run, folder): plan_model(run, folder, records) for folder in [*folders, *models]}
     if not (entries or tombstones["datasets"] or any(trained.values())):
+        if removal.ids <= removed_ids([run / REMOVED_IDS]):
+            return None
         raise InputError(f"{run}: no step has seen any of these documents")
     signed = [path.stem for path in sorted(run.glob("dedup/work/*.signatures"))]
     signatures = [name for name in signed if f"clean/{name}.jsonl.zst" in entries]
@@ -161,7 +166,7 @@ def describe(run: Path, plan: Plan) -> Iterator[str]:
 
 def carry_out(run: Path, path: Path, workers: int = 1) -> None:
     """Do what a record says, or the rest of it, and mark it as done. Raises InputError if an entry is left."""
-    record: Plan = read_json(path)
+    record: Plan = read_takedown(path)
     dedup, removal = load_run(run).dedup, Removal(record["ids"])
     removed = removed_ids([run / REMOVED_IDS]) | removal.ids
     write_text(run / REMOVED_IDS, "".join(f"{name}\n" for name in sorted(removed)))
@@ -222,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run: Path = arguments.run
     load_run(run)
     records = sorted((run / FOLDER).glob("*.json"))
-    unfinished = [path for path in records if read_json(path)["state"] == "started"]
+    unfinished = [path for path in records if read_takedown(path)["state"] == "started"]
     if unfinished and not arguments.yes:
         raise InputError(f"{unfinished[0]}: is not finished; finish it first: --run {run} --yes")
     if not arguments.urls and not unfinished:
@@ -236,11 +241,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not arguments.urls:
             return 0
         plan = make_plan(run, read_ids(arguments.urls), arguments.model, arguments.workers)
+        if plan is None:
+            print(f"{run}: all of them have been removed")
+            return 0
         print("\n".join(describe(run, plan)))
         if not arguments.yes:
             print("nothing was changed; --yes removes them")
             return 0
-        path = run / FOLDER / f"{len(records) + 1:04d}.json"
+        path = run / FOLDER / f"{int(records[-1].stem if records else 0) + 1:04d}.json"
         signed = {"state": "started", "begun": _now(), "by": arguments.by, "commit": run_card.commit()}
         write_json(path, {**signed, **plan})
         carry_out(run, path, arguments.workers)

@@ -18,7 +18,7 @@ from typing import Any
 from common import cli, page
 from common.config import settings_text
 from common.errors import InputError
-from common.files import read_json, read_text, write_text
+from common.files import read_text, write_text
 from common.settings import Settings
 from workflow.report import compare
 from workflow.report.corpus import corpus_figures, kept_documents
@@ -26,7 +26,7 @@ from workflow.report.funnel import FunnelStep, documents_chart, funnel
 from workflow.report.models import Model, settings_of, split_samples, trained_models
 from workflow.report.timing import Clock, gantt_chart, timeline
 from workflow.report.training import comparisons, curve_charts, curve_rows, memory_chart
-from workflow.runs import moved
+from workflow.runs import moved, read_card
 
 
 def render(run: Path, settings: Settings | None = None) -> str:
@@ -37,9 +37,9 @@ def render(run: Path, settings: Settings | None = None) -> str:
         raise InputError(f"{run}: no stats.json or train.csv below it; give the `run` folder of a configuration")
     works = timeline(run, models, settings.shards if settings else None)
     known = settings or settings_of(run / "config.yaml")
-    card_file, names = run / "run.json", ", ".join(model.name for model in models)
+    names = ", ".join(model.name for model in models)
     extended = f" It extends {', '.join(map(str, known.base))}." if known and known.base else ""
-    run_card: dict[str, Any] | None = read_json(card_file) if card_file.exists() else None
+    run_card = read_card(run) or None
     return page.render(
         "workflow.report",
         "template.html",

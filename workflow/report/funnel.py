@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from common import steps
-from common.files import read_json
 from common.page import size
 from common.settings import Settings
 
@@ -102,11 +101,11 @@ def funnel(run: Path, settings: Settings | None = None) -> list[FunnelStep]:
     """The steps of a run with statistics, in the order of the DAG; with `settings`, only its steps and shards."""
     found = []
     for each in steps.configured(settings) if settings else steps.CORPUS:
-        paths = list(each.statistics(run, settings.shards if settings else None)) if each.unit else []
+        parts = list(each.figures(run, settings.shards if settings else None)) if each.unit else []
         step = FunnelStep(each.name, each.unit)
-        for path in paths:
-            step.add(read_json(path))
-        if paths:
+        for part in parts:
+            step.add(part)
+        if parts:
             found.append(step)
     return found
 
