@@ -6,7 +6,7 @@
 Inputs are files, folders, globs or `-` (stdin), plain or .gz/.bz2/.xz/.zst: one URL per line, or Pushshift submission
 dumps (JSON lines). The first reason wins: malformed, scheme, short, private_host, domain, extension, pattern,
 known (to an earlier run), duplicate. URLs keep their order. A registered domain lies in one shard, so that only one job
-fetches from a host.
+fetches from a host. The lists in --output-dir end with the line `# end`: corpus.scrape refuses one that was cut.
 """
 
 import sys

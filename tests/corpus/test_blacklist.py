@@ -1,14 +1,17 @@
 from pathlib import Path
 
 import orjson
+import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import InputError, TruncatedError
 from common.files import fingerprint, read_lines
 from common.settings import BlacklistSettings
 from corpus.blacklist import CheckedUrls, blacklist, check_lines
 from corpus.urls.hosts import registered_domain
+from corpus.urls.lists import read_urls
 from corpus.urls.rules import UrlRules
 from corpus.urls.url import parse_url
 
@@ -33,6 +36,23 @@ def test_kept_urls_come_out_in_input_order_and_rejects_name_their_reason(tmp_pat
     assert (stats.documents_in, stats.documents_out) == (5, 2)
     assert dict(stats.reasons) == {"extension": 1, "duplicate": 1, "malformed": 1}
     assert stats.extra["inputs"] == {str(source): fingerprint(source)}
+
+
+def test_lists_of_shards_show_that_they_are_whole_and_the_statistics_count_their_urls_alone(tmp_path: Path) -> None:
+    source, lists = tmp_path / "urls.txt", [tmp_path / "0000.txt", tmp_path / "0001.txt"]
+    source.write_text("http://example.org/first\nhttp://example.org/second\n")
+    plain, marked = (blacklist([source], lists, RULES, marked=marked) for marked in (False, True))
+    assert plain.bytes_out == marked.bytes_out == 2 * len("http://example.org/") + len("firstsecond")
+    with_urls, without = sorted(lists, key=lambda path: -path.stat().st_size)
+    assert without.read_text() == "# corpus.blacklist\n# end\n" and read_urls(without, allow_empty=True) == []
+    assert read_urls(with_urls) == ["http://example.org/first", "http://example.org/second"]
+    text = with_urls.read_text()
+    for cut in range(len(text) - 1):
+        with_urls.write_text(text[:cut])
+        with pytest.raises(TruncatedError, match=r"corpus\.blacklist"):
+            read_urls(with_urls, allow_empty=True)
+    with pytest.raises(InputError, match="no URLs inside"):
+        read_urls(without)
 
 
 def test_a_domain_lives_in_one_shard_and_shards_keep_the_order_whatever_the_workers(tmp_path: Path) -> None:
