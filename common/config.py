@@ -17,6 +17,7 @@ the toolkit that lacks another one of them still reads the file.
 
 import json
 from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,9 @@ def settings_text(settings: Settings) -> str:
 def _given(text: str) -> set[str] | None:
     """The names of the keys that differ from their default, in the text of a resolved file; None for any other text."""
     last = text.rstrip().rpartition("\n")[2]
-    return set(json.loads(last.removeprefix(_GIVEN))) if last.startswith(_GIVEN) else None
+    with suppress(ValueError):  # cut short
+        return set(json.loads(last.removeprefix(_GIVEN))) if last.startswith(_GIVEN) else None
+    return None
 
 
 def write_settings(settings: Settings, path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from common.files import find_inputs, read_json, shard_paths
-from common.settings import Settings, changes, names
+from common.settings import GenerateSettings, Settings, changes, names
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ MODELS = (
     Step("train", "models", "{model}/done.json", keys=("models.{model}.recipe",)),
     Step("merge", "merged", "{model}/config.json"),
     Step("evaluate", "evaluation", "{model}.json", "", ("models.{model}.train.split", "evaluate"), ("evaluate.batch",)),
-    Step("generate", "samples", "{model}.txt", keys=("generate",)),
+    Step("generate", "samples", "{model}.txt", keys=tuple(f"generate.{key}" for key in GenerateSettings.model_fields)),
 )
 _BY_NAME = {step.name: step for step in (*CORPUS, *MODELS)}
 _BY_RULE = {part: step.name for step in CORPUS for part in step.parts}

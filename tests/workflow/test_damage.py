@@ -9,7 +9,7 @@ import pytest
 from common import steps
 from common.config import write_settings
 from common.errors import ToolkitError
-from common.files import fingerprint, read_json, write_json
+from common.files import fingerprint, write_json
 from common.settings import BlacklistSettings, DecontaminateSettings, RepeatsSettings, Settings, SourceSettings
 from common.stats import kept_before
 from corpus import decontaminate, repeats
@@ -136,11 +136,15 @@ def test_a_step_whose_statistics_are_damaged_runs_again(run: Path, how: str) -> 
     assert (before, after) == (False, True)
 
 
-def test_the_settings_of_a_run_that_are_damaged_have_a_copy(run: Path) -> None:
+def test_the_settings_of_a_run_that_are_damaged_have_a_copy_and_the_next_start_writes_them(run: Path) -> None:
     path = run / "config.yaml"
-    whole = path.read_bytes()
-    path.write_bytes(b"")
-    with pytest.raises(ToolkitError, match=rf"config\.yaml: must be a mapping .*cp .*settings/\*\.yaml .* {path}"):
-        load_run(run)
+    whole, settings = path.read_bytes(), load_run(run)
+    for damaged in (b"", bytes(99), b"\xff\xfe"):
+        path.write_bytes(damaged)
+        with pytest.raises(ToolkitError, match=rf"config\.yaml:.* not .*cp .*settings/\*\.yaml .* {path}"):
+            load_run(run)
+        write_settings(settings, path)
+        assert path.read_bytes() == whole
+    path.write_bytes(whole[:-9])  # in the names of keys, which no reader needs
+    assert load_run(run) == settings
     path.write_bytes(whole)
-    assert read_json(run / "run.json") and load_run(run).run == run

@@ -169,9 +169,9 @@ rule generate:
         settings=keys("generate"),
     shell:
         "python -m training.generate --checkpoint {RUN:q}/merged/{wildcards.model} --prompt={settings.generate.prompt:q} "
-        "--max-tokens {params.settings[generate][max_tokens]} --temperature {params.settings[generate][temperature]} "
-        "--top-k {params.settings[generate][top_k]} --top-p {params.settings[generate][top_p]} --repetition-penalty {params.settings[generate][repetition_penalty]} --seed {params.settings[generate][seed]} "
-        "--samples {params.settings[generate][samples]} {STOPS} {SOURCES} "
+        "--max-tokens {params.settings[max_tokens]} --temperature {params.settings[temperature]} "
+        "--top-k {params.settings[top_k]} --top-p {params.settings[top_p]} --repetition-penalty {params.settings[repetition_penalty]} --seed {params.settings[seed]} "
+        "--samples {params.settings[samples]} {STOPS} {SOURCES} "
         "--output {output.sample:q} --allow-no-tokenizer > {log:q} 2>&1"
 
 
