@@ -209,6 +209,9 @@ def test_bad_lists_addresses_and_results_are_one_line_and_leave_no_file(tmp_path
              ("scrape.contact", "public.example")),
             (b"http://one.example/1\n", [*mapped, "scrape.resolve={one.example: 127.0.0.1:65536}"], ("one.example",)),
             (b"http://one.example/\n\xff\xfe\n", mapped, ("urls.txt:2: ",)),
+            # what a power cut leaves of a list, which may be empty in a run
+            (b"", [*mapped, "--allow-empty"], ("urls.txt: an empty file", "python -m corpus.blacklist")),
+            (bytes(22), [*mapped, "--allow-empty"], ("urls.txt:1: zeros", "python -m corpus.blacklist")),
             (b"http://one.example/1\nhttp://one.example/2\nhttp://one.example/3.jpg\n", mapped,
              ("urls.txt: ", "of 3 URLs", "2 http_404, 1 extension")),
         ):  # fmt: skip
