@@ -182,7 +182,7 @@ def corpus_figures(run: Path, steps: Sequence[FunnelStep]) -> Corpus:
     after = counts.get("dedup", {}).get("sizes_out", Counter[str]())
     tokens = counts.get("tokenize", {}).get("token_lengths", Counter[str]())
     clusters = table.result("dedup_clusters", run)
-    figures = read_json(clusters) if clusters.exists() else {}
+    figures = read_json(clusters, "delete it: snakemake makes it again") if clusters.exists() else {}
     near = [(dropped, survivor) for dropped, survivor in (pair for pair in figures.get("near", []) if len(pair) == 2)]
     return Corpus(
         hosts=_hosts(by_name),

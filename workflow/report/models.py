@@ -163,7 +163,7 @@ def _model(run: Path, folder: Path) -> Model:
 def _json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    found: dict[str, Any] = read_json(path, "delete it: snakemake makes it again")
+    found: dict[str, Any] = read_json(path, "delete it to report without it; snakemake makes results again")
     return found
 
 

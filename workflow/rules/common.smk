@@ -3,7 +3,8 @@
 # A rule is what goes in, what comes out, and a command line. Snakemake records `input` and `params`, and runs a job again
 # if they differ. It does not compare command lines (rerun-triggers in profiles/default). So what an output depends on is a
 # param, as plain data; a value that must not cause a rerun is a global name in the command line, such as {RUN} or
-# {settings.evaluate.batch}, and never a param. A removed param is a change, too: all finished runs would repeat the rule.
+# {settings.evaluate.batch}, and never a param. A new or removed param is a change, too: all finished runs would repeat the
+# rule; a new or removed key of `settings=keys(…)` is one only if it is not at its default (`steps.changed`).
 #
 # Every step reads the settings file named by $URLS_TO_GPT2_SETTINGS, which never changes. Every path is quoted (:q).
 
