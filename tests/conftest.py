@@ -3,12 +3,14 @@
 import fcntl
 import ipaddress
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,15 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# a slow machine is not a failure; CI uses the same examples every time
-settings.register_profile(
-    "project", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("project")
-
 ROOT = Path(__file__).parent.parent
+
+ORDER = os.environ.get("TEST_ORDER_SEED", "")
+"""Shuffles the files, and the tests in each, if it is set: TEST_ORDER_SEED=7 make test."""
+FIXTURES = 1800
+"""Seconds that the fixtures of a test may take; the test itself has pytest's `timeout`.
+
+The fixture that runs the whole demo would need most of the first test's time on a busy machine.
+"""
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Once = Callable[[str, Callable[[Path], object]], Path]
@@ -51,15 +55,28 @@ LONGEST = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis draws the same examples each time in the gate, `-m "not slow"`, and new ones in every other run."""
+    gate = config.option.markexpr == "not slow"
+    slow_machine = [HealthCheck.too_slow]  # is no failure
+    settings.register_profile("project", deadline=None, derandomize=gate, suppress_health_check=slow_machine)
+    settings.load_profile("project")
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of the longest files first, in the order of LONGEST; keep together what shares a fixture.
+    """Put the tests of the longest files first, or shuffle all; keep together what shares a fixture.
 
     `--dist loadgroup` gives every test to whichever worker is free. Tests of a file that use one of its module-wide
     fixtures form a group, so that the fixture is built once.
     """
-    ranks = {item: next((n for n, end in enumerate(LONGEST) if str(item.path).endswith(end)), 99) for item in items}
-    items.sort(key=ranks.__getitem__)
+    if ORDER:
+        rng = random.Random(ORDER)  # every worker draws the same
+        files = {path: rng.random() for path in dict.fromkeys(item.path for item in items)}
+        items.sort(key=lambda item: (files[item.path], rng.random()))
+    else:
+        ranks = {item: next((n for n, end in enumerate(LONGEST) if str(item.path).endswith(end)), 99) for item in items}
+        items.sort(key=ranks.__getitem__)
     for item in items:
         if item.get_closest_marker("xdist_group"):
             continue
@@ -68,13 +85,45 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in which order the tests ran."""
+    if ORDER:
+        terminalreporter.write_line(f"files in the order of TEST_ORDER_SEED={ORDER}")
+
+
+@contextmanager
+def _time_limit(item: pytest.Item) -> Iterator[None]:
+    """End the fixtures of a test after FIXTURES seconds."""
+
+    def expired(*_: object) -> None:
+        pytest.fail(f"the fixtures of {item.nodeid} take more than {FIXTURES} s")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(FIXTURES)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Skip tests with `@pytest.mark.gpu` on a machine without a GPU."""
     if item.get_closest_marker("gpu"):
         import torch
 
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device")
+    with _time_limit(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Fixtures end within their limit, too."""
+    with _time_limit(item):
+        return (yield)
 
 
 @pytest.fixture(autouse=True)
