@@ -15,7 +15,11 @@ TORCH_INDEX ?=
 VENV ?= .venv
 EXTRAS ?= test
 TESTS ?=  # folders or files, for a part of the tests
+WORKERS ?= 4  # half of the time tests wait for a daemon or a signal
+INSTALL ?= $(BIN)/pip install --quiet
+LOCK ?= constraints.txt
 BIN := $(VENV)/bin
+UV := $(VENV)-uv/bin/uv
 READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-to-test
 
@@ -27,8 +31,9 @@ setup: $(READY)
 demo: $(READY)
 	@$(BIN)/python -m workflow.demo
 
-# 4: half of the time tests wait for a daemon or a signal. loadgroup: see pytest_collection_modifyitems in tests/conftest.py
-PYTEST := TIMEFORMAT='%R s, %U + %S CPU s'; time $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
+# loadgroup: see pytest_collection_modifyitems in tests/conftest.py
+PYTEST := TIMEFORMAT='%R s, %U + %S CPU s'; time $(BIN)/python -m pytest -n $(strip $(WORKERS)) --dist loadgroup \
+	--no-loadscope-reorder
 
 test: $(DEV)
 	$(PYTEST) -m "not slow" $(TESTS)
@@ -47,25 +52,26 @@ docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # 3.11.2, Debian 12's, is the oldest Python. Where versions differ, uv writes both with a marker
-lock:
-	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/pip install --quiet uv
-	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11.2 --extra test --extra gpu \
-		--no-header --no-annotate --output-file constraints.txt pyproject.toml
-	rm -rf $(VENV)-lock
+lock: $(UV)
+	$(UV) pip compile --quiet --universal --python-version 3.11.2 --extra test --extra gpu \
+		--no-header --no-annotate --output-file $(LOCK) pyproject.toml
+
+$(UV):
+	$(PYTHON) -m venv $(VENV)-uv
+	$(VENV)-uv/bin/pip install --quiet uv
 
 # a shell in a throw-away Slurm of two nodes with four fake GPUs each; as root. More: make slurm-lab LAB="--nodes 4"
 slurm-lab: $(DEV)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m tests.slurm.lab --gpus 4 $(LAB) -- bash -c 'bash; true'
 
 clean:
-	rm -rf results .snakemake $(VENV)
+	rm -rf results .snakemake $(VENV) $(VENV)-uv
 
-# $(call install,WORDS): pip, with a line every 10 seconds, because a download may take minutes
+# $(call install,WORDS): a line every 10 seconds, because a download may take minutes
 define install
-@echo "$(BIN)/pip install $(1)"
+@echo "$(INSTALL) $(1)"
 @(while sleep 10 >/dev/null 2>&1; do echo "  installing: $$(du -sh $(VENV) | cut -f 1) in $(VENV)"; done) & \
-	trap "kill $$! 2>/dev/null" EXIT; $(BIN)/pip install --quiet $(1)
+	trap "kill $$! 2>/dev/null" EXIT; $(INSTALL) $(1)
 endef
 
 # An environment without the file .ready is incomplete and is created again. torch is installed first and pinned, so that

@@ -31,7 +31,6 @@ ASKED = "a person asked it to stop"
 POLL = {"local": 0.5, "slurm": 5.0}
 """Seconds between two queries of a job, by executor."""
 _LAG = 20.0  # seconds for a Slurm job's last files to appear on a network file system
-_WRITES = 100  # attempts to write state.json, 0.1 s apart
 
 
 @dataclass(frozen=True)
@@ -106,14 +105,7 @@ def read_state(folder: Path, job: Job) -> State | None:
 def write_state(folder: Path, state: State) -> State:
     """Record the state of a model folder's job; returns it with the time."""
     state = replace(state, time=round(time.time(), 1))
-    for attempt in range(_WRITES):
-        try:
-            write_json(folder / "state.json", asdict(state))
-            break
-        except InputError:  # the job's end, a waiter and cluster.cancel may write at the same moment
-            if attempt == _WRITES - 1:
-                raise
-            time.sleep(0.1)
+    write_json(folder / "state.json", asdict(state))  # the job's end, a waiter and cluster.cancel may do so at once
     return state
 
 

@@ -46,7 +46,6 @@ LONGEST = (
     "workflow/test_all.py",
     "slurm/test_training.py",
     "cluster/test_local.py",
-    "tests/test_ledger.py",
     "training/test_parity.py",
     "workflow/test_snakefile.py",
     "workflow/test_rerun.py",
@@ -152,14 +151,23 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", connect_to_loopback)
 
 
+def _files(folder: Path) -> list[str]:
+    """Every file below a folder, with its size and time."""
+    paths = (Path(where, name) for where, _, names in os.walk(folder) for name in names if name != ".built")
+    found = ((path, path.lstat()) for path in paths)
+    return sorted(f"{path} {status.st_size} bytes {status.st_mtime_ns}" for path, status in found)
+
+
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Once:
+def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Once]:
     """`once(name, build)` is a folder that `build(folder)` fills once, for all workers: copy it, do not change it.
 
-    A test that changes something works on a copy, so that no test depends on another.
+    A test that changes something works on a copy, so that no test depends on another. The end of the session fails if
+    one did not, also by a command that only reads but keeps a cache there.
     """
     base = tmp_path_factory.getbasetemp()
     shared = base if worker_id == "master" else base.parent
+    used = set[Path]()
 
     def made(name: str, build: Callable[[Path], object]) -> Path:
         folder = shared / f"once-{name}"
@@ -169,10 +177,14 @@ def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Once:
                 shutil.rmtree(folder, ignore_errors=True)  # a build that failed fails again, with its reason
                 folder.mkdir()
                 build(folder)
-                (folder / ".built").touch()
+                (folder / ".built").write_text("\n".join(_files(folder)))
+        used.add(folder)
         return folder
 
-    return made
+    yield made
+    for folder in used:
+        changed = set((folder / ".built").read_text().splitlines()) ^ set(_files(folder))
+        assert not changed, f"a test changed {folder}, which others share; let it work on a copy: {sorted(changed)[:4]}"
 
 
 @pytest.fixture(scope="session")

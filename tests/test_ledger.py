@@ -18,25 +18,14 @@ def moved(**options: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow  # Inductor's code is that of one version of PyTorch
 @pytest.mark.parametrize(
     ("options", "largest"),
     [
-        pytest.param(
-            {"dropout": 0, "kernels": True},
-            {"block": 1.55, "loss": 3.5, "step": 42, "kept": 13.3},
-            marks=pytest.mark.slow,
-        ),
+        ({"dropout": 0, "kernels": True}, {"block": 1.55, "loss": 3.5, "step": 42, "kept": 13.3}),
         ({"dropout": 0.1, "kernels": True}, {"block": 1.70, "loss": 3.5, "step": 46, "kept": 13.8}),
-        pytest.param(
-            {"dropout": 0, "kernels": False},
-            {"block": 1.92, "loss": 3.5, "step": 50.5, "kept": 13.3},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"dropout": 0.1, "kernels": True, "tensor": 2},
-            {"block": 1.32, "loss": 2.7, "step": 35, "kept": 9.1},
-            marks=pytest.mark.slow,
-        ),
+        ({"dropout": 0, "kernels": False}, {"block": 1.92, "loss": 3.5, "step": 50.5, "kept": 13.3}),
+        ({"dropout": 0.1, "kernels": True, "tensor": 2}, {"block": 1.32, "loss": 2.7, "step": 35, "kept": 9.1}),
     ],
 )
 def test_bytes_of_345m_at_micro_batch_16(options: dict[str, object], largest: dict[str, float]) -> None:

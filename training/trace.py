@@ -141,12 +141,8 @@ class Trace:
             fixed = (index.resolve(), stat.st_size, stat.st_mtime_ns, self.train.split, self.train.seed, self.seq_len)
             key = short_hash(repr(fixed))
             path = self.folder / "trace" / f"{corpus}-{epoch}.order"
-            if (found := read_order(path, key)) is None:
-                path.parent.mkdir(exist_ok=True)
-                write_order(path, key, self.samples[corpus].make_epoch(epoch))
-                found = read_order(path, key)
-                assert found is not None
-            self._orders[corpus, epoch] = found
+            found = read_order(path, key)
+            self._orders[corpus, epoch] = found or write_order(path, key, self.samples[corpus].make_epoch(epoch))
         return self._orders[corpus, epoch]
 
     def step(self, iteration: int) -> Iterator[Piece]:

@@ -57,6 +57,7 @@ from common.files.shards import (
 )
 from common.files.writing import (
     atomic_path,
+    cache_path,
     check_outputs,
     fsync,
     lock,

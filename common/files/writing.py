@@ -7,14 +7,18 @@ error names the file. A folder of results is replaced or removed as a whole, if 
     if foreign := first_foreign_file(folder, own): ...    # a file that we did not write
     remove_own(folder, own)
     with replace_folder(folder, check) as new: ...        # write the files to `new`
+
+A cache, which any reader may make again, is written by `cache_path`: nobody waits and nobody is refused.
 """
 
 import fcntl
+import glob
 import io
 import os
 import shutil
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,10 +27,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import orjson
+import psutil
 
 from common.errors import InputError
 
 _BUFFER = 1 << 15  # bytes
+_SMALL = 10.0  # seconds that a writer waits for another one of the same small file
 
 
 def target_of(path: Path) -> Path:
@@ -145,31 +151,36 @@ class Output:
             file.write(data)
 
 
-def open_locked(path: Path, refusal: str) -> IO[bytes]:
+def open_locked(path: Path, refusal: str, patience: float = 0) -> IO[bytes]:
     """Open a file for reading and writing, made if it is missing, locked until it is closed.
 
-    Raises InputError with the message `refusal` if another process has it.
+    Raises InputError with the message `refusal` if another process has it for more than `patience` seconds.
     """
+    end = time.monotonic() + patience
     while True:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
             if not lock(file):
-                raise InputError(refusal)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    return file
+                if time.monotonic() >= end:
+                    raise InputError(refusal)
+                time.sleep(0.01)
+            else:
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                        return file
         except BaseException:
             file.close()
             raise
-        file.close()  # its owner has just renamed or removed it: this lock guards nothing
+        file.close()  # its owner has it, or has just renamed or removed it: then this lock guards nothing
 
 
 @contextmanager
-def output_files(paths: Sequence[Path]) -> Iterator[list[Output]]:
+def output_files(paths: Sequence[Path], patience: float = 0) -> Iterator[list[Output]]:
     """Yield one Output per path. All files appear when the block succeeds, none of them otherwise.
 
-    Raises InputError for a path that is not writable, and if another process is writing the same files, such as an
-    orphan of a killed run; the first file's lock guards all of them, and they appear in reverse order.
+    Raises InputError for a path that is not writable, and if another process writes the same files for more than
+    `patience` seconds, such as an orphan of a killed run; the first file's lock guards all of them, and they appear in
+    reverse order.
     """
     outputs = [Output(path, target_of(path)) for path in paths]
     left = list(outputs)
@@ -180,7 +191,7 @@ def output_files(paths: Sequence[Path]) -> Iterator[list[Output]]:
         if outputs:
             first = outputs[0].temporary
             refusal = f"{first}: another process is writing it; stop that one, or wait for it"
-            stack.enter_context(open_locked(first, refusal))
+            stack.enter_context(open_locked(first, refusal, patience))
         try:
             for output in outputs:
                 output.temporary.write_bytes(b"")  # a killed run may have left one
@@ -205,6 +216,30 @@ def atomic_path(path: Path) -> Iterator[Path]:
         yield output.temporary
 
 
+@contextmanager
+def cache_path(path: Path) -> Iterator[Path]:
+    """Yield the path of a new file, which becomes `path` when the block succeeds.
+
+    For a cache: any reader may make it again, and several may at once. Each writes a file of its own, and the last one
+    stays; a reader has a whole one, old or new. What killed writers on this machine have left is removed.
+    """
+    target = target_of(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    own = f"{target.name}.{socket.gethostname()}-"
+    for left in target.parent.glob(f"{glob.escape(own)}*.tmp"):
+        if not psutil.pid_exists(int(left.name.removeprefix(own).split("-")[0])):
+            left.unlink(missing_ok=True)
+    temporary = target.with_name(f"{own}{os.getpid()}-{threading.get_native_id()}.tmp")
+    try:
+        yield temporary
+        fsync(temporary)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync(target.parent)
+
+
 def fsync(path: Path) -> None:
     """Flush a file, or the renames inside a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -216,8 +251,8 @@ def fsync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small text file atomically."""
-    with output_files([path]) as (output,), output.open() as file:
+    """Write a small text file atomically. Of several writers at once, the last one's stays; none is refused."""
+    with output_files([path], _SMALL) as (output,), output.open() as file:
         file.write(text.encode())
 
 

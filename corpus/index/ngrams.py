@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.console import note
-from common.files import atomic_path, lock
+from common.files import cache_path, lock
 from common.progress import Meter
 from corpus.index.layout import ENTRIES, suffixed
 
@@ -64,7 +64,7 @@ def open_ngrams(prefix: Path, dtype: npt.DTypeLike, content: str, path: Path | N
     """The index of PREFIX.bin at `path` (default PREFIX.ngrams), made if it is missing or of another content."""
     path = path or suffixed(prefix, ".ngrams")
     with suffixed(prefix, ".bin").open("rb") as tokens:
-        lock(tokens, wait=True)  # another process may be making it
+        lock(tokens, wait=True)  # another process may be making it, and that takes minutes for a large dataset
         with suppress(FileNotFoundError, ValueError, struct.error):  # a damaged one is made again
             if (found := Ngrams(path)).content == content:
                 return found
@@ -78,7 +78,7 @@ def write_ngrams(path: Path, tokens: Path, dtype: np.dtype[Any], content: str, p
     positions = (size + 1) // _STEP
     note(f"{path}: made once for this dataset of {size:,} tokens, about {4.2 * positions / 1e6:,.1f} MB")
     meter = Meter("index of 8-grams", "positions", positions)
-    with atomic_path(path) as temporary, temporary.open("wb") as file, meter:
+    with cache_path(path) as temporary, temporary.open("wb") as file, meter:
         file.write(_HEADER.pack(b"URLGRAMS", content.encode(), positions, part))
         for first, count, bits in _parts(positions, part):
             values = np.empty(count, np.uint64)

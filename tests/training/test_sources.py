@@ -22,13 +22,19 @@ SIZE = 12  # tokens of the document that the text repeats
 
 
 @pytest.fixture
-def merged(finished_run: Path) -> Path:
-    return finished_run / "results/x/merged/tiny"
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy: what finds sources keeps indexes of the dataset and of its order."""
+    return Path(shutil.copytree(finished_run / "results/x", tmp_path / "x"))
 
 
 @pytest.fixture
-def trace(finished_run: Path) -> Trace:
-    return Trace(finished_run / "results/x/models/tiny")
+def merged(run: Path) -> Path:
+    return run / "merged/tiny"
+
+
+@pytest.fixture
+def trace(run: Path) -> Trace:
+    return Trace(run / "models/tiny")
 
 
 def words(trace: Trace, document: int, first: int) -> str:

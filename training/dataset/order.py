@@ -1,7 +1,6 @@
 """An epoch's order as a memory-mapped file, with an index of the documents and samples in it.
 
-    write_order(path, key, samples.make_epoch(0))
-    order = read_order(path, key)           # memory-mapped
+    order = read_order(path, key) or write_order(path, key, samples.make_epoch(0))      # memory-mapped
     order.samples_of(documents, seq_len)    # which samples hold these documents
 
 `training.trace` keeps one for each epoch that it was asked about.
@@ -26,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from common.files import atomic_path
+from common.files import cache_path
 from training.dataset.corpus import Epoch
 
 _MAGIC = b"URLORDER\0"
@@ -44,9 +43,9 @@ class Held(NamedTuple):
     """Number of the document's tokens in the sample."""
 
 
-def write_order(path: Path, key: str, epoch: Epoch) -> None:
-    """Write the order of an epoch; `key` is 16 characters."""
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
+def write_order(path: Path, key: str, epoch: Epoch) -> "Order":
+    """Write the order of an epoch; `key` is 16 characters. Returns what was written, as `read_order` does."""
+    with cache_path(path) as temporary, temporary.open("wb") as file:
         file.write(_HEADER.pack(_MAGIC, key.encode(), len(epoch.documents), len(epoch.samples)))
         epoch.ends.astype("<i8").tofile(file)
         for order in (epoch.documents, np.asarray(epoch.samples)):
@@ -54,6 +53,10 @@ def write_order(path: Path, key: str, epoch: Epoch) -> None:
             places[order] = np.arange(len(order), dtype="<u4")
             order.astype("<u4").tofile(file)
             places.tofile(file)
+        file.close()
+        written = read_order(temporary, key)  # another process may now replace `path` by the order of another key
+        assert written is not None
+    return written
 
 
 def read_order(path: Path, key: str) -> "Order | None":

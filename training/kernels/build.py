@@ -15,10 +15,10 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 
 from common.errors import KernelError
-from common.files import lock
+from common.files import cache_path, lock
 
 SOURCES = Path(__file__).parent / "csrc"
 FOLDER_VARIABLE = "URLS_TO_GPT2_KERNELS"
@@ -95,9 +95,8 @@ def build(compiler: Compiler, limit: float = _LIMIT) -> Path:
         with open(library.with_suffix(".lock"), "ab") as guard:
             lock(guard, wait=True)
             if not library.exists():
-                with TemporaryDirectory(dir=folder, prefix=f"{library.stem}.") as scratch:
-                    _compile(compiler, Path(scratch), limit)
-                    os.replace(Path(scratch, "library.so"), library)
+                with cache_path(library) as temporary:
+                    _compile(compiler, temporary, limit)
     except OSError as error:
         raise KernelError(
             f"{error.filename or folder}: {error.strerror}; ${FOLDER_VARIABLE} may name another cache folder"
@@ -105,20 +104,19 @@ def build(compiler: Compiler, limit: float = _LIMIT) -> Path:
     return library
 
 
-def _compile(compiler: Compiler, scratch: Path, limit: float) -> None:
-    """Write library.so into a folder; raises KernelError with the first error."""
+def _compile(compiler: Compiler, library: Path, limit: float) -> None:
+    """Write the library; raises KernelError with the compiler's first error."""
     sources = [str(path) for path in _sources() if path.suffix == ".cu"]
-    log = scratch / "log"
-    command = [compiler.path, *compiler.flags, "-o", str(scratch / "library.so"), *sources]
-    try:
-        with open(log, "wb") as file:  # not a pipe, which the programs that nvcc starts would keep open
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=limit, check=False
-            )
-    except subprocess.TimeoutExpired:
-        raise KernelError(f"{compiler.path}: still compiling after {limit:.0f} s; stopped") from None
+    command = [compiler.path, *compiler.flags, "-o", str(library), *sources]
+    with TemporaryFile() as log:  # not a pipe, which the programs that nvcc starts would keep open
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=limit, check=False)
+        except subprocess.TimeoutExpired:
+            raise KernelError(f"{compiler.path}: still compiling after {limit:.0f} s; stopped") from None
+        log.seek(0)
+        text = log.read().decode(errors="replace")
     if done.returncode != 0:
-        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        lines = [line.strip() for line in text.splitlines()]
         errors = [line for line in lines if re.search(r"\b(error|fatal)\b", line)] or [line for line in lines if line]
         raise KernelError(f"{compiler.path}: {errors[0] if errors else f'ended with code {done.returncode}'}")
 

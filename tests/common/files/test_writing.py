@@ -1,10 +1,12 @@
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from common.errors import InputError
-from common.files import atomic_path, check_outputs, document_writer, output_files, write_json
+from common.files import atomic_path, cache_path, check_outputs, document_writer, output_files, write_json, write_text
 from common.files.writing import replace_folder, swap_folder
 from tests.helpers import document, read_shard, write_shard
 
@@ -61,6 +63,27 @@ def test_two_writers_of_one_file_are_told_apart(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"a\.tmp"), atomic_path(tmp_path / "a"):
             pass
     assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text() == "first"
+
+
+def test_of_several_writers_of_a_small_file_or_a_cache_none_is_refused_and_readers_see_a_whole_one(
+    tmp_path: Path,
+) -> None:
+    path, cache, begin = tmp_path / "a.json", tmp_path / "cache", Barrier(8)
+    texts = [f"{number}" * 70_000 for number in range(8)]
+    with cache_path(cache) as slow:  # begun before all others
+        slow.write_text("slow")
+
+        def write(text: str) -> None:
+            begin.wait()
+            for _ in range(5):
+                write_text(path, text)
+                with cache_path(cache) as temporary:
+                    temporary.write_text(text)
+                assert path.read_text() in texts and cache.read_text() in texts
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(write, texts))
+    assert cache.read_text() == "slow" and sorted(tmp_path.iterdir()) == [path, cache]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The index of 8-grams finds exactly what a comparison with every place of the dataset finds."""
 
+import socket
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -107,6 +108,7 @@ def test_a_build_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch:
         patched.setattr(Meter, "advance", stop)
         open_ngrams(prefix, dataset.dtype, content_of(prefix))
     assert sorted(tmp_path.iterdir()) == before
-    (tmp_path / "d.ngrams.tmp").write_bytes(b"of a process that was killed")
+    killed = f"d.ngrams.{socket.gethostname()}-{2**22 + 1}-1.tmp"  # no process has this number
+    (tmp_path / killed).write_bytes(b"of a process that was killed")
     assert found_by(open_ngrams(prefix, dataset.dtype, content_of(prefix)), dataset, list(range(5, 15)))
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "d.ngrams"])

@@ -11,15 +11,17 @@ from training.monitoring.heartbeat import Heartbeat, describe, unfinished
 
 
 def test_silence_writes_the_stacks_and_a_line_once(tmp_path: Path, capsys: Capsys) -> None:
-    stacks, told = tmp_path / "heartbeat/a/rank_00000.stacks", ""
+    stacks, lines = tmp_path / "heartbeat/a/rank_00000.stacks", list[str]()
+
+    def told() -> str:
+        lines.append(capsys.readouterr().err)
+        return "".join(lines)
+
     with Heartbeat(tmp_path, 0, 0.2, "a") as heartbeat:
         heartbeat.beat(7, "save")
-        while "iteration 7 (save)" not in told:
-            time.sleep(0.01)
-            told += capsys.readouterr().err
+        wait_for(lambda: "iteration 7 (save)" in told())
         time.sleep(0.5)  # more than twice the silence
-        told += capsys.readouterr().err
-    assert told.count("\n") == 1 and "0.2 s: 1 of 1 ranks at iteration 7 (save)" in told
+    assert told().count("\n") == 1 and "0.2 s: 1 of 1 ranks at iteration 7 (save)" in told()
     assert "test_silence_writes_the_stacks" in stacks.read_text()
 
 

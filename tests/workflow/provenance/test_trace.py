@@ -1,7 +1,9 @@
 """Tracing gives what a replay of the loader reads, token by token."""
 
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 from common.config import load_settings, settings_text
 from common.errors import InputError
-from common.files import write_json, write_text
+from common.files import cache_path, write_json, write_text
 from corpus.index import IndexWriter, Meta
 from corpus.urls.url import document_id
 from tests.helpers import read_shard
@@ -169,8 +171,24 @@ def test_data_that_were_made_again_are_refused_and_moved_data_are_named(model: P
         Trace(model, [tmp_path / "run0/dataset/corpus", *moved[1:]]).reads(0, [1])
 
 
-def test_a_run_that_the_dag_made_is_traced_to_its_pages_and_their_text(finished_run: Path, capsys: Capsys) -> None:
-    folder = finished_run / "results/x/models/tiny"
+def test_readers_that_ask_at_once_refuse_nobody(model: Path) -> None:
+    expected = [piece.span for piece in Trace(model).step(9)]
+    (order,) = {path.name for path in (model / "trace").iterdir()} - {"1-0.order", "1-1.order", "0-1.order"}
+    shutil.rmtree(model / "trace")
+    with cache_path(model / "trace" / order) as half:  # another one is writing it
+        half.write_bytes(b"URLORDER")
+        assert [piece.span for piece in Trace(model).step(9)] == expected
+        (model / "trace" / order).unlink()
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: [piece.span for piece in Trace(model).step(9)], range(8)))
+    assert found == [expected] * 8
+    assert [piece.span for piece in Trace(model).step(9)] == expected, "half an order is made again"
+
+
+def test_a_run_that_the_dag_made_is_traced_to_its_pages_and_their_text(
+    finished_run: Path, tmp_path: Path, capsys: Capsys
+) -> None:
+    folder = Path(shutil.copytree(finished_run / "results/x", tmp_path / "x")) / "models/tiny"  # tracing keeps a cache
     found = lines(capsys, folder, "--iteration", 1, "--sample", 0, "--text", "--json")
     texts = {
         document["id"]: document["text"]
