@@ -50,8 +50,10 @@ def test_the_wheel_holds_every_file_of_the_packages_and_of_the_workflow(tmp_path
     """And plans the demo where it is installed, outside the tree."""
     (tmp_path / "tree").mkdir()
     for name in (*NEEDED, *(path.name for path in ROOT.glob("snakemake_*"))):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / "tree" / name)
+        if (ROOT / name).is_dir():  # without __pycache__: Python may be writing there
+            shutil.copytree(ROOT / name, tmp_path / "tree" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, tmp_path / "tree" / name)
     make = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
     _run(sys.executable, "-c", make, cwd=tmp_path / "tree")
     (wheel,) = tmp_path.glob("*.whl")

@@ -18,13 +18,13 @@ import os
 import shutil
 import socket
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from uuid import uuid4
 
 import orjson
 import psutil
@@ -229,7 +229,7 @@ def cache_path(path: Path) -> Iterator[Path]:
     for left in target.parent.glob(f"{glob.escape(own)}*.tmp"):
         if not psutil.pid_exists(int(left.name.removeprefix(own).split("-")[0])):
             left.unlink(missing_ok=True)
-    temporary = target.with_name(f"{own}{os.getpid()}-{threading.get_native_id()}.tmp")
+    temporary = target.with_name(f"{own}{os.getpid()}-{uuid4().hex[:8]}.tmp")
     try:
         yield temporary
         fsync(temporary)
