@@ -58,7 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hypothesis draws the same examples each time in the gate, `-m "not slow"`, and new ones in every other run."""
     gate = config.option.markexpr == "not slow"
     slow_machine = [HealthCheck.too_slow]  # is no failure
-    settings.register_profile("project", deadline=None, derandomize=gate, suppress_health_check=slow_machine)
+    settings.register_profile(
+        "project", deadline=None, derandomize=gate, print_blob=True, suppress_health_check=slow_machine
+    )
     settings.load_profile("project")
 
 

@@ -231,8 +231,11 @@ def _identify(tasks: Sequence[Task], job: str) -> None:
 
 def recorded(run: Path) -> Iterator[Task]:
     """The tasks of all batches whose shards have not all been reported, those of the newest batch last."""
-    records = list((run.absolute() / FOLDER).glob("*/batch.json"))
-    for folder in [path.parent for path in sorted(records, key=lambda path: path.stat().st_mtime)]:
+    records = []
+    for path in (run.absolute() / FOLDER).glob("*/batch.json"):
+        with suppress(OSError):  # Snakemake has just removed it: all its shards are reported
+            records.append((path.stat().st_mtime, path.parent))
+    for _, folder in sorted(records):
         try:
             record = json.loads((folder / "batch.json").read_text(encoding="utf-8"))
             files = [folder / f"{index}.json" for index in range(record["tasks"])]

@@ -115,3 +115,11 @@ def test_the_scheduler_takes_what_fits_in_the_order_of_priorities() -> None:
     jobs[7].priority = 1
     scheduler = Scheduler(None, None, None)
     assert [job.jobid for job in scheduler.select_jobs(jobs, jobs, {"_cores": 3, "_nodes": 10**9}, {})] == [7, 0, 1]
+
+
+def test_a_batch_that_snakemake_removes_while_it_is_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: [path / "gone/batch.json", *glob(path, pattern)])
+    assert list(recorded(tmp_path)) == []
