@@ -45,6 +45,7 @@ _TOO_MANY = re.compile(r"submit\w*limit", re.I)  # AssocMaxSubmitJobLimit, QOSGr
 _BUSY = re.compile(r"timed out|unable to contact|temporarily|connection (refused|reset)|try again", re.I)
 _TIME_LIMIT = "time_limit_minutes"  # the key of a training job's
 _FORMAT = "%i|%T|%r|%N|%j"  # the name last: it may contain anything
+_EXCLUDE = "--exclude="
 _SITE_KEYS = ("partition", "account", "qos", "constraint", "reservation")
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SBATCH_WCKEY"})
 
@@ -57,8 +58,10 @@ class RefusedError(InputError):
         self.too_many = _TOO_MANY.search(self.reason) is not None
         """Whether the user may not have as many jobs queued: fewer may be taken, and all of them later."""
         self.passes = self.too_many or _BUSY.search(self.reason) is not None
-        then = "; submit it again later" if self.passes else cure(self.reason, time_limit)
-        super().__init__(f"Slurm refused the job: {self.reason}{then}")
+        what = SILENT if self.passes and not self.too_many else "Slurm refused the job"
+        self.what = f"{what}: {self.reason}"
+        """What happened, without the cure."""
+        super().__init__(self.what + ("; submit it again later" if self.passes else cure(self.reason, time_limit)))
 
 
 @dataclass(frozen=True)
@@ -111,16 +114,17 @@ def _run(command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess
         ) from None
 
 
-def queue(ids: Iterable[str] = (), name: str = "") -> list[QueuedJob] | None:
+def queue(ids: Iterable[str] = (), name: str = "", timeout: float = 0) -> list[QueuedJob] | None:
     """The jobs with these ids, or the user's own jobs called `name`, in one call; None: the controller is silent.
 
-    Finished jobs are included as long as the controller remembers them (MinJobAge).
+    Finished jobs are included as long as the controller remembers them (MinJobAge). `timeout`: 0 is TIMEOUT.
     """
     asked = list(ids)
     if not asked and not name:
         return []
     which = [f"--jobs={','.join(asked)}"] if asked else [f"--user={os.getuid()}", f"--name={name}"]
-    answer = _run(["squeue", "--noheader", "--array", "--states=all", f"--format={_FORMAT}", *which])
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--format={_FORMAT}", *which]
+    answer = _run(command, timeout=timeout or TIMEOUT)
     if answer is None:
         return None
     if answer.returncode:
@@ -128,6 +132,13 @@ def queue(ids: Iterable[str] = (), name: str = "") -> list[QueuedJob] | None:
         return [] if "invalid job id" in answer.stderr.lower() else None
     rows = (line.split("|", 4) for line in answer.stdout.splitlines() if line.count("|") >= 4)
     return [QueuedJob(id, name, state, reason, nodes) for id, state, reason, nodes, name in rows]
+
+
+def hides_jobs() -> bool:
+    """Whether squeue hides the jobs of other users (PrivateData=jobs); True also if the controller does not say."""
+    answer = _run(["scontrol", "show", "config"])
+    found = re.search(r"^PrivateData\s*=(.*)", answer.stdout, re.MULTILINE) if answer else None
+    return found is None or "jobs" in found[1]
 
 
 def unknown(ids: Iterable[str]) -> dict[str, QueuedJob]:
@@ -201,14 +212,15 @@ def submit(script: Path, time_limit: str = _TIME_LIMIT, site: SiteSettings | Non
 
 
 def job_id(printed: str) -> str:
-    """The id in what SBATCH printed: ID, or ID;CLUSTER where there are several clusters. A site's wrapper prints more.
+    """The id in what SBATCH printed: ID, or ID;CLUSTER where there are several clusters.
 
-    Raises InputError if there is none.
+    A site's wrapper prints more, usually before it: the last line that could be one counts. Raises InputError if there
+    is none.
     """
-    found = re.search(r"^(\d+)(;.*)?$", printed, re.MULTILINE)
-    if found is None:
+    found = re.findall(r"^(\d+)(?:;.*)?$", printed, re.MULTILINE)
+    if not found:
         raise InputError(f"sbatch printed no job id but {printed.strip()!r}; run the same command again")
-    return found[1]
+    return str(found[-1])
 
 
 def _reason(errors: str) -> str:
@@ -237,7 +249,10 @@ def not_yet(job: QueuedJob) -> str:
     return f"Slurm does not start job {job.id} yet: {job.reason}{release}"
 
 
-def site_options(site: SiteSettings) -> list[str]:
-    """sbatch's options for what a site asks of a job; nothing for what is left empty."""
+def site_options(site: SiteSettings, avoided: Iterable[str] = ()) -> list[str]:
+    """sbatch's options for what a site asks of a job; nothing for what is left empty. `avoided`: nodes to exclude."""
     options = [f"--{key}={getattr(site, key)}" for key in _SITE_KEYS if getattr(site, key)]
-    return [*options, *["--exclusive"] * site.exclusive, *site.sbatch]
+    # sbatch takes the last of several
+    excluded = [option.removeprefix(_EXCLUDE) for option in site.sbatch if option.startswith(_EXCLUDE)]
+    own = [f"{_EXCLUDE}{','.join([*excluded, *avoided])}"] if [*avoided] else []
+    return [*options, *["--exclusive"] * site.exclusive, *site.sbatch, *own]

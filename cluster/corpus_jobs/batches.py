@@ -13,6 +13,7 @@ A batch whose shards have all been reported is removed, so what is found here wh
 that died.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -94,6 +95,10 @@ class Task:
     request: Request
     job: str = ""
     """Slurm's id: ID_INDEX for a task of an array; empty if unknown."""
+    node: str = ""
+    """Where Slurm ran it last; empty if unknown."""
+    working: bool = False
+    """Whether it has begun, and not said that it left; one that was killed says nothing."""
     running: int | None = None
     """The shard that has started last, if it has not ended."""
     alone: bool = False
@@ -111,6 +116,7 @@ class Task:
     batch: list["Task"] = field(default_factory=list)
     """The tasks of its batch."""
     _offset: int = 0
+    _start: int | None = None
     _first: bool = True
 
     def read(self) -> None:
@@ -118,8 +124,11 @@ class Task:
         events, self._offset = read_events(str(self.folder / f"{self.index}.results"), self._offset)
         for event in events:
             if "begin" in event:
-                self.job = self.job or event["job"]
-                self.running, self._first = None, True
+                if self._start is None:  # what sbatch printed may be another number, of a site's banner
+                    _identify(self.batch, event["job"].partition("_")[0])
+                self._start, self.working, self.running, self._first = event["begin"], True, None, True
+            elif "left" in event:
+                self.working = self.working and event["left"] != self._start
             elif "start" in event:
                 self.running, self.alone, self._first = event["start"], self._first, False
                 self.started[event["start"]] = event["time"]
@@ -143,8 +152,25 @@ class Task:
         return not self.waiting and (self.left_slurm or len(self.ended) == len(self.shards))
 
     @property
-    def abandoned(self) -> Path:
-        """A file that stops the task before its next shard, even if Slurm starts it later."""
+    def foreign(self) -> bool:
+        """Whether another user has submitted it."""
+        return self.folder.stat().st_uid != os.getuid()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it was abandoned."""
+        return self._abandoned.exists()
+
+    def abandon(self) -> None:
+        """Stop it within seconds, or before its first shard if Slurm starts it later."""
+        try:
+            self._abandoned.touch()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # then it cannot record a start, and so starts nothing
+                raise
+
+    @property
+    def _abandoned(self) -> Path:
         return self.folder / f"{self.index}.abandoned"
 
 
@@ -162,9 +188,17 @@ def title(rules: Sequence[str]) -> str:
 
 
 def write_batch(
-    run: Path, shards: Sequence[Shard], parts: Sequence[range], request: Request, site: SiteSettings
+    run: Path,
+    shards: Sequence[Shard],
+    parts: Sequence[range],
+    request: Request,
+    site: SiteSettings,
+    avoided: Iterable[str] = (),
 ) -> list[Task]:
-    """Write the files of a batch whose tasks work on `parts` of `shards`. Returns its tasks, not yet submitted."""
+    """Write the files of a batch whose tasks work on `parts` of `shards`, not on the nodes `avoided`.
+
+    Returns its tasks, not yet submitted.
+    """
     name, parent = title([shard.rule for shard in shards]), run.absolute() / FOLDER
     folder = parent / f"{name}.{time.strftime('%Y%m%d-%H%M%S')}.{uuid4().hex[:8]}"
     folder.mkdir(parents=True)  # with the user's permissions: another member of the group may continue the run
@@ -177,7 +211,7 @@ def write_batch(
                 (folder / f"{task.index}.results").touch()
             shutil.copyfile(_RUNNER, folder / _RUNNER.name)
             tasks[0].log.parent.mkdir(parents=True, exist_ok=True)
-            (folder / "batch.sh").write_text(_script(tasks, f"{run.name}.{name}", site), encoding="utf-8")
+            (folder / "batch.sh").write_text(_script(tasks, f"{run.name}.{name}", site, avoided), encoding="utf-8")
             accepted(tasks, "")
     except OSError:
         remove(folder)
@@ -193,7 +227,7 @@ def _tasks(folder: Path, lists: Iterable[list[Shard]], request: Request) -> list
     return tasks
 
 
-def _script(tasks: Sequence[Task], name: str, site: SiteSettings) -> str:
+def _script(tasks: Sequence[Task], name: str, site: SiteSettings, avoided: Iterable[str]) -> str:
     """The batch script."""
     request, folder = tasks[0].request, tasks[0].folder
     log = str(tasks[0].log).replace("%", "%%")
@@ -209,7 +243,7 @@ def _script(tasks: Sequence[Task], name: str, site: SiteSettings) -> str:
         f"--cpus-per-task={request.cpus}",
         *([f"--mem={request.mem_mb}"] if request.mem_mb else []),
         *([f"--time={request.minutes}"] if request.minutes else []),
-        *site_options(site),
+        *site_options(site, avoided),
     ]
     runner = shlex.join([sys.executable, "-IS", str(folder / _RUNNER.name), str(folder)])
     lines = [f"#SBATCH {shlex.quote(option)}" for option in options]
@@ -241,11 +275,11 @@ def recorded(run: Path) -> Iterator[Task]:
             files = [folder / f"{index}.json" for index in range(record["tasks"])]
             lists = [[Shard(**shard) for shard in json.loads(path.read_text(encoding="utf-8"))] for path in files]
             tasks = _tasks(folder, lists, Request(**record["request"]))
+            _identify(tasks, record["job"])
             for task in tasks:
                 task.read()
         except (OSError, ValueError, KeyError, TypeError):
             continue  # Snakemake died, or another one is at work, before the batch was complete: Slurm does not have it
-        _identify(tasks, record["job"])
         yield from tasks
 
 

@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,9 +24,6 @@ from common.steps import read_by, rule_key
 
 IDLE = 3.0  # seconds without news after which jobs wait for no others
 _MOST = 3  # times the first attempt's memory: a job that needs more has another fault
-LOST_TASKS = 3  # tasks that a shard may lose, for their own reasons, before it fails
-_TIME_LIMITS = 100  # jobs of a resumable shard that may reach their time limit before it fails
-_LOST = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"})  # the shard that ran is not to blame
 Verdict = Literal["adopt", "cancel", "wait", "repeat"]
 _HEADER = ("rule", "shards", "tasks", "shards per task", "cpus", "memory MB", "minutes", "partition")
 
@@ -44,7 +41,9 @@ class ShardJob:
     again: bool = False
     """Whether it was submitted before: it does not wait for others of its rule, and its last log is kept."""
     lost: int = 0
-    """How many tasks ended before they could finish it, for reasons of their own."""
+    """How many tasks ended while it ran, for reasons of their own."""
+    nodes: list[str] = field(default_factory=list)
+    """Where tasks ended before they started any shard."""
 
 
 def give_up(job: Any) -> None:
@@ -108,42 +107,6 @@ def describe(job: Any, settings: Settings) -> ShardJob:
         context=batches.context(os.environ),
     )
     return ShardJob(job, shard, request_of(job, settings.cluster), again=job.attempt > 1)
-
-
-# ------------------------------------------------------------------------------------------------ why a job has failed
-
-
-def is_faulty(item: ShardJob, task: Task, state: str) -> bool:
-    """Whether the shard that ran when its task ended in a state of Slurm's counts as failed."""
-    if state in ("TIMEOUT", "DEADLINE"):
-        return task.alone and not (item.job.resources.get("resumes") and item.lost <= _TIME_LIMITS)
-    return state not in _LOST or item.lost > LOST_TASKS
-
-
-def shard_failure(result: dict[str, Any], request: Request) -> str:
-    """Why a shard's command failed."""
-    code, memory = result["exit"], request.mem_mb
-    if code in (-9, 137):
-        limit = f", perhaps because it needed more than mem_mb={memory}" if memory else ""
-        return f"killed (SIGKILL){limit}; its largest process had {result['max_rss_mb']} MB"
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def task_failure(where: str, state: str, task: Task) -> str:
-    """Why a task that ended in a state of Slurm's took its running shard with it."""
-    if state in ("TIMEOUT", "DEADLINE"):
-        key = time_limit(task.shards[task.running or 0].rule)
-        return f"{where} at its limit of {task.request.minutes} minutes; raise {key}"
-    return f"{where} at its limit of {task.request.mem_mb} MB" if state == "OUT_OF_MEMORY" else where
-
-
-def last_lines(log: Path) -> str:
-    """The last five lines of a task's log, for an error message; empty if there are none."""
-    try:
-        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    except OSError:
-        lines = []
-    return "\n".join(["; the job printed:", *lines[-5:]]) if lines else ""
 
 
 # ------------------------------------------------------------------------------------------------ when to submit
@@ -224,16 +187,16 @@ class OrphanedJobs:
         if job is None or not job.active:
             if not task.job:
                 # Snakemake died inside sbatch, so Slurm may or may not have the batch, or receive it later.
-                task.abandoned.touch()
+                task.abandon()
                 task.read()
                 if task.job:
                     return "wait"
             task.left_slurm = True
             return "repeat"
-        if task in self._cancelled or (task.abandoned.exists() and job.state == "COMPLETING"):
+        if task in self._cancelled or (task.abandoned and job.state == "COMPLETING"):
             return "wait"
         stale = task.running == number and not _saw(inputs, task.started[number])
-        if same and not stale and not task.abandoned.exists():
+        if same and not stale and not task.abandoned:
             return "adopt"
         self._cancelled.add(task)
         return "cancel"

@@ -8,10 +8,10 @@ The DAG has one job per shard and step. This executor holds the jobs of a rule u
 soon as its task has written the result. A shard's command runs directly in the task (`run_batch`).
 
 Success and failure are read from the result files. squeue is asked once per interval for all arrays, and only to find
-tasks that ended without finishing their list; sacct is never asked. What a Snakemake that died has left in Slurm is
-adopted, or cancelled before the same shard runs again (`dag_jobs.OrphanedJobs`).
+tasks that ended without finishing their list (`failures` says why); sacct is never asked. What a Snakemake that died
+has left in Slurm is adopted, or cancelled before the same shard runs again (`dag_jobs.OrphanedJobs`).
 
-All work is done in one thread: `run_job` only hands a job over to it.
+All work is done in one thread, to which `run_job` only hands a job over. squeue has another: it may take minutes.
 """
 
 import atexit
@@ -30,15 +30,15 @@ from snakemake_interface_executor_plugins.executors.real import RealExecutor
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
 from cluster import slurm
-from cluster.corpus_jobs import batches, dag_jobs
+from cluster.corpus_jobs import batches, dag_jobs, failures
 from cluster.corpus_jobs.batches import Request, Task
 from cluster.corpus_jobs.dag_jobs import OrphanedJobs, PendingJobs, ShardJob, time_limit
-from cluster.slurm import RefusedError
+from cluster.corpus_jobs.queue import Queue, hidden
+from cluster.slurm import QueuedJob, RefusedError
 from common.errors import USER_ERROR, InputError, JobError, ToolkitError
 from common.settings import Settings
 
 POLL = 1.0  # seconds between two reads of the result files
-SETTLE = 10.0  # seconds after which the results of an ended task are visible here; --latency-wait, if that is less
 RETRY = 30.0  # seconds until sbatch is called again after a refusal that passes
 SOON = 3.0  # the same, if a task has ended since: Slurm's own count falls a moment later
 
@@ -73,11 +73,14 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._pending, self._orphans = PendingJobs(needed), OrphanedJobs(self.settings, needed)
         self._incoming: SimpleQueue[Any] = SimpleQueue()
         self._open: list[Task] = []  # tasks that jobs of this run wait for
-        self._next_queue = self._retry_at = 0.0
+        self._retry_at = 0.0
+        self._avoided: dict[str, None] = {}  # nodes
         self._room = sys.maxsize  # tasks to try to submit at once; few after a refusal
         self._troubles: dict[str, str] = {}
-        self._interval = float(self.workflow.remote_execution_settings.seconds_between_status_checks)
-        self._settle = min(SETTLE, float(self.workflow.execution_settings.latency_wait))
+        self._queue = Queue(
+            float(self.workflow.remote_execution_settings.seconds_between_status_checks),
+            float(self.workflow.execution_settings.latency_wait),
+        )
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._main, name="slurm-batch", daemon=True)
         self._thread.start()
@@ -101,7 +104,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
             self._cancel(self._open)
         except KeyboardInterrupt:  # again, because a command of Slurm hangs
             for task in batches.recorded(self.settings.run):
-                task.abandoned.touch()
+                task.abandon()
 
     # The thread.
 
@@ -121,9 +124,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
             if not self._orphans.claims(item):
                 self._pending.jobs[item] = None
         self._read_results()
-        if self._is_busy() and time.monotonic() >= self._next_queue:
-            self._next_queue = time.monotonic() + self._interval
-            self._check_queue()
+        if answer := self._queue.poll({*self._open, *(task for _, task, _ in self._orphans.claimed)}):
+            self._check_queue(*answer)
         if time.monotonic() >= self._retry_at:
             self._submit_all(self._pending.ready(self._is_busy(), lambda: self.workflow.scheduler.running))
 
@@ -161,19 +163,22 @@ class Executor(RealExecutor):  # type: ignore[misc]
         """Submit a batch; returns whether Slurm accepts it. After a limit on queued jobs the next is half as large."""
         run, site = self.settings.run, dag_jobs.site_of(self.settings, request)
         rules = [members[number].shard.rule for part in parts for number in part]
-        tasks = batches.write_batch(run, [item.shard for item in members], parts, request, site)
+        tasks = batches.write_batch(run, [item.shard for item in members], parts, request, site, self._avoided)
         try:
             job = slurm.submit(tasks[0].folder / "batch.sh", time_limit=time_limit(rules[0]), site=site)
         except InputError as error:
             batches.remove(tasks[0].folder)  # if Slurm has accepted it after all, its tasks end at once
             name = batches.title(rules)
             if not isinstance(error, RefusedError) or not error.passes:
-                raise InputError(f"{name}: {error}") from None
+                if not self._avoided:
+                    raise InputError(f"{name}: {error}") from None
+                self._avoided.clear()  # perhaps no node was left: try them again, while their shards may lose a task
+                return False
             if error.too_many:
                 self._room = len(parts) // 2
             if not error.too_many or not self._room:
                 then = "the rest follows as jobs end" if error.too_many else f"trying again every {RETRY:.0f} s"
-                self._report_trouble("sbatch", f"{name}: Slurm refused the job: {error.reason}; {then}")
+                self._report_trouble("sbatch", f"{name}: {error.what}; {then}")
                 self._retry_at = time.monotonic() + RETRY
             return False
         batches.accepted(tasks, job)
@@ -182,7 +187,6 @@ class Executor(RealExecutor):  # type: ignore[misc]
             for number, member in enumerate(part):
                 del self._pending.jobs[members[member]]
                 self._wait_for(members[member], task, number)
-        self._next_queue = time.monotonic() + self._interval
         return True
 
     def _wait_for(self, item: ShardJob, task: Task, number: int) -> None:
@@ -203,8 +207,9 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 del task.waiting[number]
                 self._pending.touch()
                 if result["exit"]:
-                    retry = result["exit"] != USER_ERROR
-                    self._fail([item], dag_jobs.shard_failure(result, item.request), task, retry=retry)
+                    trouble = failures.disk_trouble(task, [item])
+                    retry = result["exit"] != USER_ERROR and not trouble
+                    self._fail([item], failures.shard_failure(result, item.request, trouble), task, retry=retry)
                 else:
                     self.report_job_success(_info(item, task))
             if not _jobs(task):
@@ -228,61 +233,66 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self.workflow.scheduler.error_callback(item.job)
                 continue
             others = f" (and {len(members) - 1} others of this task)" if len(members) > 1 else ""
-            printed = dag_jobs.last_lines(task.log) if task else ""
+            printed = failures.last_lines(task.log) if task else ""
             logs = [str(task.log)] if task and printed else []
             self.report_job_error(_info(item, task), msg=f"{reason}{others}{printed}", aux_logs=logs)
 
     # The queue.
 
-    def _check_queue(self) -> None:
-        """Find tasks that ended without finishing their list, and handle orphaned jobs."""
-        tasks = {*self._open, *(task for _, task, _ in self._orphans.claimed)}
-        found = slurm.queue({task.array for task in tasks if task.job})
+    def _check_queue(self, asked: set[Task], found: list[QueuedJob] | None) -> None:
+        """Find tasks that ended without finishing their list, and handle orphaned jobs; `found`: Slurm's answer."""
         if found is None:
             self._report_trouble("squeue", "Slurm's controller does not answer; waiting for it")
             return
         self._report_trouble("squeue", "")
-        queue, now = {job.id: job for job in found}, time.monotonic()
-        self._handle_orphans(queue)
-        for task in list(self._open):
+        queue = {job.id: job for job in found}
+        for task in hidden(asked, queue):
+            queue |= slurm.unknown([task.job])
+            self._report_trouble(
+                task.job,
+                f"Slurm does not show you job {task.job} of {task.folder.owner()} (PrivateData), which may still run; "
+                f"waiting for it. If it has ended, remove {task.folder} and run the same command again.",
+            )
+        self._handle_orphans(queue, asked)
+        for task in [task for task in self._open if task in asked]:
             job = queue.get(task.job)
+            task.node = job.nodes if job and job.nodes else task.node
             if job is not None and job.unschedulable:
                 key = time_limit(task.shards[0].rule)
                 self._end(task, f"job {task.job}: {slurm.never_starts(job, key)}")
-            elif job is not None and job.active:
-                task.missing = None
-                if job.reason not in self._troubles and (why := slurm.not_yet(job)):
-                    self._report_trouble(job.reason, why)
-            else:
-                task.missing = now if task.missing is None else task.missing
-                if now >= task.missing + self._settle:
-                    task.left_slurm = True
-                    self._read_results()
-                    if task in self._open:
-                        self._handle_early_end(task, job.state if job else "")
-        if any(task.missing is not None for task in self._open):
-            self._next_queue = min(self._next_queue, time.monotonic() + self._settle)
+            elif self._queue.has_left(task, job):
+                task.left_slurm = True
+                self._read_results()
+                if task in self._open:
+                    self._handle_early_end(task, job.state if job else "")
+            elif job is not None and job.reason not in self._troubles and (why := slurm.not_yet(job)):
+                self._report_trouble(job.reason, why)
 
     def _handle_early_end(self, task: Task, state: str) -> None:
         """Fail or resubmit the shards of a task that ended early: the one that ran, and those that had not started."""
-        where = f"Slurm's job {task.job} ended ({state or 'unknown to Slurm by now'})"
-        if state == "CANCELLED":
-            self._end(task, f"{where}: somebody cancelled it")
+        task.abandon()  # it starts nothing more, even if Slurm has it under another id
+        end, left, failed = failures.task_end(task, state), _jobs(task), []
+        if why := failures.final(task, left.values(), state):
+            self._end(task, f"{end}: {why}")
             return
-        left, unstarted = _jobs(task), []
+        if failures.blames_node(task, state):
+            self._avoid(task, end)
         for number, item in left.items():
             del task.waiting[number]
-            item.lost += number == task.running or not task.started
-            if number == task.running and dag_jobs.is_faulty(item, task, state):
-                self._fail([item], dag_jobs.task_failure(where, state, task), task)
-            elif not task.started and item.lost >= dag_jobs.LOST_TASKS:
-                unstarted.append(item)
+            if failures.blames_shard(item, number, task, state):
+                failed.append(item)
             else:
                 self._pending.jobs[item] = None
-        self._fail(
-            unstarted, f"{where} before it started any shard, like {dag_jobs.LOST_TASKS - 1} before", task, retry=False
-        )
+        if failed:
+            reason = failures.task_failure(failed[0], task, state)
+            self._fail(failed, reason, task, retry=bool(task.started))
         self._close(task)
+
+    def _avoid(self, task: Task, end: str) -> None:
+        """Submit nothing more to the node of a task; say so once."""
+        self._avoided[task.node] = None
+        if task.node not in self._troubles:
+            self._report_trouble(task.node, failures.why_avoided(task, end))
 
     def _end(self, task: Task, reason: str) -> None:
         """Abandon a task: cancel it in Slurm, and report its shards as failed for good."""
@@ -297,7 +307,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         """Cancel tasks in Slurm; they start nothing more, whether Slurm answers or not."""
         chosen = list(tasks)
         for task in chosen:
-            task.abandoned.touch()
+            task.abandon()
         others = {task.folder for task in self._open if task not in chosen}
         # a whole array by its own id: a command line of thousands of tasks would be too long
         jobs = sorted({task.job if task.folder in others else task.array for task in chosen if task.job})
@@ -307,9 +317,9 @@ class Executor(RealExecutor):  # type: ignore[misc]
         except (JobError, InputError) as error:
             self.logger.warning(f"{error}; the jobs end by themselves before their next shard")
 
-    def _handle_orphans(self, queue: dict[str, slurm.QueuedJob]) -> None:
+    def _handle_orphans(self, queue: dict[str, QueuedJob], asked: set[Task]) -> None:
         """Adopt, cancel or repeat orphaned jobs of a dead Snakemake, as far as they are ready in this run."""
-        for item, task, number in list(self._orphans.claimed):
+        for item, task, number in [claim for claim in self._orphans.claimed if claim[1] in asked]:
             verdict = self._orphans.decide(item, task, number, queue.get(task.job))
             if verdict == "cancel":
                 self.logger.info(f"Cancelling job {task.job} of an earlier run: its shards have changed.")

@@ -7,6 +7,7 @@ FOLDER/INDEX.json lists the shards of task INDEX; FOLDER/INDEX.results receives 
     {"begin": RESTARTS, "job": ID}                            a Slurm job started, or started again, on this list
     {"start": I, "time": T}                                   shard I starts; it sees inputs as they were at T
     {"end": I, "exit": CODE, "seconds": S, "max_rss_mb": M}   shard I ended; a negative code is a signal
+    {"left": RESTARTS}                                        this start ends early, and none of its commands runs
 
 A requeued task skips shards that have ended. A shard that fails does not stop the others. SIGTERM (time limit,
 preemption, scancel) is passed on to the running command, and what has not ended stays unrecorded. A task leaves quietly
@@ -27,6 +28,7 @@ import time
 from typing import Any
 
 WATCH = 5.0  # seconds between two checks whether this task is still wanted
+GRACE = 1.0  # seconds by which Slurm's SIGTERM may reach a command before it reaches this process
 TAKEOVER = 3 * WATCH  # seconds in which an older copy of a requeued task notices the new one and leaves
 _LONGEST_ARGUMENT = 100_000  # bytes; the kernel allows 131,072
 _THREADS = (
@@ -144,12 +146,17 @@ class Runner:
                 continue
             self.record(start=number, time=os.stat(self.results).st_mtime)
             result = self.execute(shard)
-            print(f"{shard['label']}: exit code {result['exit']} after {result['seconds']} s", flush=True)
+            if result["exit"] in (-signal.SIGTERM, 128 + signal.SIGTERM) and not self.stopping:
+                time.sleep(GRACE)
             if self.stopping and result["exit"]:
                 break
             self.record(end=number, **result)
             codes[number] = result["exit"]
+            with contextlib.suppress(OSError):  # the disk of the log may be full, or away
+                os.write(1, f"{shard['label']}: exit code {result['exit']} after {result['seconds']} s\n".encode())
         if self.stopping or len(codes) < len(shards):
+            with contextlib.suppress(OSError):  # the batch was removed
+                self.record(left=self.restarts)
             return 143
         return 1 if any(codes.values()) else 0
 

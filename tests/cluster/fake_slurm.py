@@ -37,6 +37,7 @@ exit ${{code:-1}}
 """
 _OLD = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY")
 _SILENT = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+_NO_NODE = "Batch job submission failed: Requested node configuration is not available"
 _UNKNOWN = "slurm_load_jobs error: Invalid job id specified"
 
 Answer = tuple[int, str, str]  # exit code, output and errors of a command
@@ -82,6 +83,8 @@ class FakeSlurm:
     def __init__(self, folder: Path) -> None:
         self.runs = False  # whether jobs that are submitted from now on run
         self.nodes = ""  # what scontrol says of the nodes
+        self.names = ["node1"]  # a job runs on the first one that it does not exclude
+        self.config = "PrivateData             = none\n"  # what scontrol says of the configuration
         self._bin = folder / "bin"
         self._jobs: dict[str, FakeJob] = {}
         self._calls: list[list[str]] = []
@@ -229,6 +232,8 @@ class FakeSlurm:
         with self._lock:
             number, alive = self._next(), sum(job.state not in _OLD for job in self.jobs())
             ids = [f"{number}_{index}" for index in range(int(last) + 1)] if last else [str(number)]
+            if not self._node(new):
+                return 1, "", f"sbatch: error: {_NO_NODE}\n"
             if alive + len(ids) > behaviour.most:
                 return 1, "", f"sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: {POLICY}\n"
             for one in ids:
@@ -238,10 +243,15 @@ class FakeSlurm:
                 self._workers[-1].start()
         return 0, behaviour.prints.format(number) + "\n", ""
 
+    def _node(self, job: FakeJob) -> str:
+        """The node for a job; empty if there is none."""
+        return next((name for name in self.names if name not in job.asked.get("exclude", "").split(",")), "")
+
     def _work(self, number: str) -> None:
         """Run a job to its end."""
         job, (array, _, index) = self.job(number), number.partition("_")
         environment = {**job.environment, "SLURM_JOB_ID": number.replace("_", "00"), "SLURM_JOB_NAME": job.name}
+        environment["SLURMD_NODENAME"] = node = self._node(job)
         if index:
             environment |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
         log = job.asked["output"].replace("%a", index).replace("%%", "%")
@@ -251,7 +261,7 @@ class FakeSlurm:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
             options: Any = {"env": environment, "cwd": job.asked["chdir"], "start_new_session": True, **streams}
             self._processes[number] = process = subprocess.Popen(["bash", "-c", job.script], **options)
-            self.change(number, state="RUNNING", nodes="node1")
+            self.change(number, state="RUNNING", nodes=node)
         code = process.wait()
         with self._lock:
             del self._processes[number]
@@ -283,8 +293,8 @@ class FakeSlurm:
 
     def _scontrol(self, arguments: list[str]) -> Answer:
         *_, verb, number = arguments
-        if verb == "show" and number == "node":
-            return 0, self.nodes, ""
+        if verb == "show" and number in ("node", "config"):
+            return 0, self.nodes if number == "node" else self.config, ""
         if number not in self._jobs:
             return 1, "", f"{_UNKNOWN}\n"
         job = self.job(number)

@@ -16,7 +16,7 @@ import yaml
 from cluster import slurm
 from tests.cluster.fake_slurm import POLICY, FakeJob, FakeSlurm
 from tests.conftest import ROOT
-from tests.helpers import wait_for
+from tests.helpers import PATIENCE, wait_for
 from tests.workflow import pipeline
 
 HEAD = """
@@ -41,8 +41,10 @@ rule {name}:
 """
 QUICK = """
 import sys
+from cluster import slurm
 from cluster.corpus_jobs import dag_jobs, executor
 from snakemake.cli import main
+slurm.TIMEOUT = 3600
 executor.POLL, executor.RETRY, executor.SOON, dag_jobs.IDLE = 0.05, {retry}, 0.1, 0.1
 main()
 """
@@ -141,7 +143,15 @@ FAULTS = {
         "at its limit of 10 minutes; raise cluster.corpus.runtime_minutes.limit",
     ),
     "resumes": Case(HANGS.replace("0001", "0000"), "0 0 1 2", "1 1", "TIMEOUT"),
-    "setup": Case("true", "", "1 1 1", said="no such module"),
+    "setup": Case(
+        "true", "", "1 1 1", said="(FAILED) before it started any shard, like those on node1 and node2 (and 2"
+    ),
+    "bad_node": Case("true", "0 1 2", "1 1"),
+    "no_disk": Case(
+        "[ $S != 0000 ] || { rm -r results/x/no_disk; exit 4; }",
+        "0 1 2",
+        said="exit code 4; No such file or directory: results/x/no_disk",
+    ),
     "never": Case("true", "", said="PartitionTimeLimit"),
     "down": Case("true", "", "1", "CANCELLED", "PartitionDown"),
     "cancelled": Case(HANGS, "0 1", "1", "CANCELLED", "ended (CANCELLED): somebody cancelled it (and 1 others"),
@@ -150,11 +160,13 @@ FAULTS = {
 
 def test_each_fault_repeats_what_it_must_and_says_why(site: Site) -> None:
     """A rule per fault, all in one run."""
+    site.fake.names = ["node1", "node2", "node3", "node4"]
     stays = {"x.never": "PartitionTimeLimit", "x.down": "PartitionDown"}
     site.fake.behave(stays=stays)
     for name, case in FAULTS.items():
         site.rule(name, case.command, more="resumes=1" if name == "resumes" else "")
-    process = site.start("--keep-going", setup=['[ "$SLURM_JOB_NAME" != x.setup ] || { echo no such module; exit 1; }'])
+    bad = "case $SLURM_JOB_NAME.$SLURMD_NODENAME in x.setup.*|x.bad_node.node1) echo no such module; exit 1;; esac"
+    process = site.start("--keep-going", setup=[bad])
     for name, case in FAULTS.items():
         if case.state and case.state != "CANCELLED":
             wait_for(lambda name=name: Path(f"{name}.tried").exists())
@@ -172,18 +184,22 @@ def test_each_fault_repeats_what_it_must_and_says_why(site: Site) -> None:
         asked = [int(job.asked["mem"]) // (100 + number) for job in site.jobs(name)]
         assert " ".join(map(str, sorted(asked))) == case.attempts, name
         assert case.said in site.output and (case.said or f"Error in rule {name}:" not in site.output), site.output
-    for once in ("yet: PartitionDown", "controller does not answer", "squeue answers again."):
+    for once in ("yet: PartitionDown", "not answer; waiting for it", "squeue answers again.", "[--exclude=node1]"):
         assert site.output.count(once) == 1, site.output
     left = {path.name.partition(".")[0] for path in Path("results/x/slurm").iterdir()}
     assert left == {"never"}, "Slurm might still start it: it then finds that it was abandoned"
 
 
 def test_the_shell_gets_exactly_the_text_of_a_local_run(site: Site) -> None:
+    """And results are read while squeue hangs."""
+    ended = threading.Event()
+    site.fake.behave(meanwhile=lambda command: command == "squeue" and ended.wait())
     text = """echo "$BASH_EXECUTION_STRING" '$HOME it'"'"'s' "$0" >> $R.$S; false | true || echo pipefail >> $R.$S"""
     site.rule("here", text, shards=1)
     site.rule("away", text, shards=1)
     site.rules["here"] += "localrules: here\n"
-    assert site.start().wait() == 0, site.output
+    assert site.start().wait(PATIENCE) == 0, site.output
+    ended.set()
     here, away = (Path(f"{name}.0000").read_text() for name in ("here", "away"))
     assert away == here.replace("here", "away") and "set -euo pipefail" in away and away.endswith("pipefail\n")
     assert len(site.fake.jobs()) == 1
