@@ -1,11 +1,11 @@
 """One training job: its record, its state, and whether it is alive.
 
 MODEL_FOLDER/job.json records the last job that was submitted. It outlives the submitting process, so that a second
-submission finds the first job. MODEL_FOLDER/state.json is the job's last recorded state, written by its submission, its
-end or a person. `current_state` alone determines the state now, from that record, the other files and Slurm.
+submission finds the first job. MODEL_FOLDER/state.json is the job's last recorded state, written by its submission,
+each start, its end or a person. `current_state` alone determines the state now, from that record, the other files and
+Slurm.
 """
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -109,6 +109,14 @@ def write_state(folder: Path, state: State) -> State:
     return state
 
 
+def write_running(folder: Path, key: str) -> None:
+    """Record that a job has started, or started again; `key`: that of its `Launch`."""
+    _, number, restarts = _split_key(key)
+    before = read_state(folder, Job(number, "", "")) or State(number, "queued")
+    if before.state != "cancelled":  # by a person, who waits until it ends
+        write_state(folder, replace(before, state="running", reason="", restarts=restarts))
+
+
 def query_jobs(jobs: Sequence[Job], arrays: Iterable[str] = ()) -> dict[str, QueuedJob]:
     """The jobs and Slurm arrays that Slurm or this machine still knows, by id, from one squeue call.
 
@@ -205,11 +213,18 @@ def total_iterations(folder: Path, job: Job | None) -> int | None:
 
 def claimed_restarts(folder: Path, job: Job) -> int | None:
     """The requeues of a job before it claimed its model folder; None if the folder is not the job's."""
-    with suppress(OSError, InputError, KeyError, TypeError):
-        owner = str(read_json(folder / "owner.json")["job"])  # such as slurm-4711.0-2 or local-4711
-        if match := re.fullmatch(rf"{job.executor}-{job.id}(?:\.\w+-(\d+))?", owner):
-            return int(match[1] or 0)
+    with suppress(OSError, InputError, KeyError, TypeError, ValueError):
+        executor, number, restarts = _split_key(str(read_json(folder / "owner.json")["job"]))
+        if (executor, number) == (job.executor, job.id):
+            return restarts
     return None
+
+
+def _split_key(key: str) -> tuple[str, str, int]:
+    """Executor, job id and number of requeues of a `Launch.key` such as slurm-4711.0-2 or local-4711."""
+    executor, _, rest = key.partition("-")
+    job, _, step = rest.partition(".")
+    return executor, job, int(step.partition("-")[2] or 0)
 
 
 def log_path(job: Job, rank: int = 0) -> Path:

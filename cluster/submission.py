@@ -26,7 +26,7 @@ import submitit
 from submitit.helpers import DelayedSubmission
 
 from cluster import slurm
-from cluster.jobs import Job, State, read_job, write_job, write_state
+from cluster.jobs import Job, State, read_job, read_state, write_job, write_state
 from cluster.training_job import TrainingJob
 from common import cli, run_card
 from common.config import load_settings, settings_text
@@ -90,7 +90,8 @@ def submit_here(job: TrainingJob, minutes: int) -> Job:
     name, logs = job_name(settings, job.model), str(executor.folder)
     submitted = Job(number, settings.cluster.executor, logs, name, str(Path(job.config).parent))
     write_job(folder, submitted)
-    write_state(folder, State(number, "queued", checkpoint=newest_iteration(folder)))
+    if read_state(folder, submitted) is None:  # it has not started yet
+        write_state(folder, State(number, "queued", checkpoint=newest_iteration(folder)))
     return submitted
 
 

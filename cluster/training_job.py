@@ -44,7 +44,12 @@ class TrainingJob:
         leave_at_once()
         main = import_module(self.module).main
         arguments = ["--config", self.config, "--model", self.model, *self.options]
-        if code := cli.run(lambda: main(arguments), signals=False):
+
+        def run() -> int:
+            self._begin()
+            return int(main(arguments))
+
+        if code := cli.run(run, signals=False):
             if self.requeue:
                 self._end(code)
             raise SystemExit(code)
@@ -52,6 +57,16 @@ class TrainingJob:
     def checkpoint(self) -> DelayedSubmission:
         """For submitit, if it gets the signal before this process does: the same job again."""
         return DelayedSubmission(self)
+
+    def _begin(self) -> None:
+        """Record that the training runs: Slurm alone requeues it after the loss of a node, for example."""
+        from cluster import jobs
+        from common.config import load_settings
+        from training.launch.rank import read_launch
+
+        launch = read_launch()
+        if launch.launcher in ("slurm", "submitit") and launch.rank == 0 and self.module == TrainingJob.module:
+            jobs.write_running(load_settings(Path(self.config)).model_folder(self.model).resolve(), launch.key)
 
     def _end(self, code: int) -> None:
         from cluster import job_end

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.jobs import Job, State, current_state, query_jobs, write_state
+from cluster.jobs import Job, State, current_state, query_jobs, write_running, write_state
 from cluster.slurm import SILENT, UNKNOWN, QueuedJob
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import claim, model_folder, slurm_job
+from tests.cluster.helpers import claim, model_folder, slurm_job, state_of
 
 
 def seen(state: str, reason: str = "None") -> QueuedJob:
@@ -53,6 +53,19 @@ def test_files_show_what_a_silent_controller_does_not(folder: Path, job: Job) ->
     assert current_state(folder, job, seen(UNKNOWN)).state == "cancelled"
     (folder / "done.json").write_text("{}")
     assert current_state(folder, job, seen(UNKNOWN)).state == "finished"
+
+
+def test_each_start_is_recorded_unless_a_person_has_cancelled_the_job(folder: Path, job: Job) -> None:
+    write_state(folder, State("1000", "requeued", "node failure", 1, 1, checkpoint=10))
+    write_running(folder, "slurm-1000.0-2")
+    found = state_of(folder, job)
+    assert (found.state, found.reason, found.restarts) == ("running", "", 2)
+    assert (found.restarts_without_progress, found.checkpoint) == (1, 10)
+    write_state(folder, State("1000", "cancelled"))
+    write_running(folder, "slurm-1000.0-3")
+    assert state_of(folder, job).state == "cancelled"
+    write_running(folder, "local-1001")
+    assert state_of(folder, Job("1001", "local", "")).state == "running", "another job's record says nothing"
 
 
 def test_all_jobs_are_looked_up_with_one_call(folder: Path, tmp_path: Path, fake: FakeSlurm) -> None:

@@ -72,6 +72,7 @@ def ctrl_c(process: "subprocess.Popen[str]") -> None:
 def test_ctrl_c_while_waiting_saves_and_the_same_command_continues(run: Run) -> None:
     waiting = run.wait()
     run.until_it_trains()
+    assert run.state["state"] == "running"
     ctrl_c(waiting)
     waiting.communicate()
     assert waiting.returncode == 130 and not run.processes()
