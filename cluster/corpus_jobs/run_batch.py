@@ -119,6 +119,10 @@ class Runner:
             self._signal(signal.SIGTERM)
         _, status, usage = os.wait4(self.child.pid, 0)
         self.child.returncode = code = os.waitstatus_to_exitcode(status)  # Popen must not wait again
+        patience = GRACE if code in (-signal.SIGTERM, 128 + signal.SIGTERM) else 0.0
+        deadline = time.monotonic() + patience
+        while not self.stopping and time.monotonic() < deadline:
+            time.sleep(0.05)
         while self.stopping and self._signal(0):  # the shell ends before the program that it started
             time.sleep(0.05)
         if script:
@@ -146,8 +150,6 @@ class Runner:
                 continue
             self.record(start=number, time=os.stat(self.results).st_mtime)
             result = self.execute(shard)
-            if result["exit"] in (-signal.SIGTERM, 128 + signal.SIGTERM) and not self.stopping:
-                time.sleep(GRACE)
             if self.stopping and result["exit"]:
                 break
             self.record(end=number, **result)

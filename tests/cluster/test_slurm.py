@@ -51,10 +51,12 @@ def test_the_first_line_of_sbatchs_errors_decides_and_the_cure_names_its_key(fak
     many = RefusedError(f"sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: {POLICY}\n", "")
     busy = RefusedError("sbatch: error: Socket timed out on send/recv operation\n", "")
     assert many.passes and many.too_many and busy.passes and not busy.too_many
+    away = RefusedError("sbatch: error: Batch job submission failed: Unable to contact slurm controller\n")
+    assert "refused" in str(many) and not [error for error in (busy, away) if "refused" in str(error)]
     assert not RefusedError(f"sbatch: error: {POLICY}\n", "").passes, "it names no limit"
 
 
-@pytest.mark.parametrize("prints", ["{}\nWelcome to the cluster\n12 jobs are ahead", "{};cluster"])
+@pytest.mark.parametrize("prints", ["Budget:\n4711\n{}\nWelcome\n12 jobs are ahead", "{};cluster"])
 def test_the_id_is_found_whatever_a_sites_sbatch_prints(fake: FakeSlurm, tmp_path: Path, prints: str) -> None:
     fake.add("my run.a", state="COMPLETED")
     script = tmp_path / "job.sh"

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -87,8 +88,17 @@ def test_a_batch_is_found_again_with_what_its_results_say(tmp_path: Path) -> Non
         file.write('\n{"begin": 1, "job": "77_0"}\n{"start": 1, "time": 7.0}\n')
     first.read()
     assert first.running == 1 and first.alone, "after a requeue it has the time limit for itself"
+    accepted([first, second], "4711")
+    assert [task.job for task in recorded(run)] == ["77_0", "77_1"], "sbatch printed another number than its own id"
     remove(first.folder)
     assert not (run / "slurm").exists()
+
+
+def test_nodes_that_are_left_out_join_those_that_the_site_excludes(tmp_path: Path) -> None:
+    site = SiteSettings(sbatch=["--exclude=node[7-8]", "--mail-type=END"])
+    (task,) = write_batch(tmp_path, [shard(0)], [range(1)], Request(1, 1, 1), site, {"node1": None, "node2": None})
+    *_, last = re.findall(r"^#SBATCH '?(--exclude=[^'\n]*)", (task.folder / "batch.sh").read_text(), re.MULTILINE)
+    assert last == "--exclude=node[7-8],node1,node2", "sbatch takes the last of several"
 
 
 def test_a_full_disk_names_the_batch_and_leaves_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

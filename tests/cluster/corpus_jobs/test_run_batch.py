@@ -5,13 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster.corpus_jobs import run_batch
 from cluster.corpus_jobs.run_batch import read_events
-from tests.helpers import wait_for
+from tests.helpers import PATIENCE, wait_for
 
 
 def write_task(folder: Path, *commands: str) -> None:
@@ -85,6 +87,34 @@ def test_sigterm_reaches_the_command_which_is_recorded_only_if_it_finishes(
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert process.returncode == 143 and exits(tmp_path) == recorded
+
+
+@pytest.mark.parametrize("ending", ["true", "trap 'exit 143' TERM"])
+def test_a_sigterm_that_reaches_the_command_first_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Slurm signals all processes of a job, in any order."""
+    monkeypatch.setattr(run_batch, "GRACE", PATIENCE)
+    write_task(tmp_path, f"{ending}; echo $$ > {tmp_path}/shell; mv {tmp_path}/shell {tmp_path}/pid; sleep 60 & wait")
+    runner = run_batch.Runner(str(tmp_path), 0, "7", 0)
+    running = threading.Thread(target=runner.run)
+    running.start()
+    wait_for((tmp_path / "pid").exists)
+    shell = int((tmp_path / "pid").read_text())
+    os.kill(shell, signal.SIGTERM)
+    wait_for(lambda: not psutil.pid_exists(shell))
+    runner.stop()
+    running.join()
+    events = read_events(str(tmp_path / "0.results"))[0]
+    assert [next(iter(event)) for event in events] == ["begin", "start", "left"]
+
+
+def test_a_log_that_takes_nothing_more_changes_no_result(tmp_path: Path) -> None:
+    write_task(tmp_path, "true", "true")
+    command = [sys.executable, "-IS", run_batch.__file__, str(tmp_path)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=full, check=False)
+    assert exits(tmp_path) == {0: 0, 1: 0} and done.returncode == 0
 
 
 @pytest.mark.parametrize("marker", ["0.abandoned", "another job"])
