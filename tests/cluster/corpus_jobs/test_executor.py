@@ -193,8 +193,9 @@ def test_each_fault_repeats_what_it_must_and_says_why(site: Site) -> None:
 def test_the_shell_gets_exactly_the_text_of_a_local_run(site: Site) -> None:
     """And results are read while squeue hangs."""
     ended = threading.Event()
-    site.fake.behave(meanwhile=lambda command: command == "squeue" and ended.wait())
-    text = """echo "$BASH_EXECUTION_STRING" '$HOME it'"'"'s' "$0" >> $R.$S; false | true || echo pipefail >> $R.$S"""
+    site.fake.behave(meanwhile=lambda command: command == "squeue" and (Path("asked").touch() or ended.wait()))
+    text = "until [ -e asked ]; do sleep 0.05; done; "
+    text += """echo "$BASH_EXECUTION_STRING" '$HOME it'"'"'s' "$0" >> $R.$S; false | true || echo pipefail >> $R.$S"""
     site.rule("here", text, shards=1)
     site.rule("away", text, shards=1)
     site.rules["here"] += "localrules: here\n"
