@@ -249,8 +249,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
         for task in hidden(asked, queue):
             queue |= slurm.unknown([task.job])
             self._report_trouble(
-                task.job,
-                f"Slurm does not show you job {task.job} of {task.folder.owner()} (PrivateData), which may still run; "
+                task.array,
+                f"Slurm does not show you job {task.array} of {task.folder.owner()} (PrivateData), which may still run; "
                 f"waiting for it. If it has ended, remove {task.folder} and run the same command again.",
             )
         self._handle_orphans(queue, asked)

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -38,8 +39,12 @@ class Training:
         return str(read_json(self.model / "job.json")["id"])
 
     @property
+    def record(self) -> Any:
+        return read_json(self.model / "state.json")
+
+    @property
     def state(self) -> str:
-        return str(read_json(self.model / "state.json")["state"])
+        return str(self.record["state"])
 
     def ranks(self) -> list[psutil.Process]:
         """Its processes, of which rank 0 is the first."""
@@ -141,7 +146,10 @@ def test_an_interrupted_training_goes_on(
         training = Training(lab, long_run(tmp_path), partition="low")
         training.run(*training.submit)
         training.until_saved()
+        assert training.state == "running"
         INTERRUPTIONS[what](training)
+        if what != "no controller":
+            lab.wait(lambda: training.record["restarts"] == 1 and training.state == "running")
         training.run(*training.submit, "--wait")
         assert int(lab.job(training.id)["Restarts"]) >= (what != "no controller")
         assert training.state == "finished" and training.last_checkpoint() == undisturbed
