@@ -250,8 +250,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
             queue |= slurm.unknown([task.job])
             self._report_trouble(
                 task.array,
-                f"Slurm does not show you job {task.array} of {task.folder.owner()} (PrivateData), which may still run; "
-                f"waiting for it. If it has ended, remove {task.folder} and run the same command again.",
+                f"Slurm does not show you another user's job {task.array} (PrivateData), which may still run; waiting "
+                f"for it. If it has ended, remove {task.folder} and run the same command again.",
             )
         self._handle_orphans(queue, asked)
         for task in [task for task in self._open if task in asked]:
