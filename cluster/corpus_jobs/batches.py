@@ -132,6 +132,9 @@ class Task:
             elif "start" in event:
                 self.running, self.alone, self._first = event["start"], self._first, False
                 self.started[event["start"]] = event["time"]
+            elif "unstarted" in event:
+                self.running = None
+                del self.started[event["unstarted"]]
             elif "end" in event:
                 self.running = None
                 self.ended[event["end"]] = event

@@ -6,6 +6,7 @@ FOLDER/INDEX.json lists the shards of task INDEX; FOLDER/INDEX.results receives 
 
     {"begin": RESTARTS, "job": ID}                            a Slurm job started, or started again, on this list
     {"start": I, "time": T}                                   shard I starts; it sees inputs as they were at T
+    {"unstarted": I}                                          it did not: this node has no shell, process or memory left
     {"end": I, "exit": CODE, "seconds": S, "max_rss_mb": M}   shard I ended; a negative code is a signal
     {"left": RESTARTS}                                        this start ends early, and none of its commands runs
 
@@ -149,7 +150,12 @@ class Runner:
             if number in codes:
                 continue
             self.record(start=number, time=os.stat(self.results).st_mtime)
-            result = self.execute(shard)
+            try:
+                result = self.execute(shard)
+            except OSError as error:
+                self.record(unstarted=number)
+                print(f"cannot start a command on this node: {error}", flush=True)
+                return 1
             if self.stopping and result["exit"]:
                 break
             self.record(end=number, **result)

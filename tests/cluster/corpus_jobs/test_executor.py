@@ -190,6 +190,14 @@ def test_each_fault_repeats_what_it_must_and_says_why(site: Site) -> None:
     assert left == {"never"}, "Slurm might still start it: it then finds that it was abandoned"
 
 
+def test_the_only_node_is_tried_again(site: Site) -> None:
+    site.rule("a", "true")
+    process = site.start(setup=["[ -e tried ] || { touch tried; exit 1; }"])
+    assert process.wait() == 0 and site.ran("a") == "0 1 2", site.output
+    scripts = [job.asked.get("exclude") for job in site.jobs("a")]
+    assert scripts == [None, None] and len(site.fake.calls("sbatch")) == 3, "without it, no node was left"
+
+
 def test_the_shell_gets_exactly_the_text_of_a_local_run(site: Site) -> None:
     """And results are read while squeue hangs."""
     ended = threading.Event()

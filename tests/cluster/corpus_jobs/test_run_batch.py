@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from cluster.corpus_jobs import run_batch
+from cluster.corpus_jobs.batches import Request, Task
 from cluster.corpus_jobs.run_batch import read_events
 from tests.helpers import PATIENCE, wait_for
 
@@ -107,6 +108,18 @@ def test_a_sigterm_that_reaches_the_command_first_is_no_failure(
     running.join()
     events = read_events(str(tmp_path / "0.results"))[0]
     assert [next(iter(event)) for event in events] == ["begin", "start", "left"]
+
+
+def test_a_node_that_can_start_no_command_is_not_the_shards_fault(tmp_path: Path) -> None:
+    """No process left (ulimit -u) is another error of the same call."""
+    write_task(tmp_path, "true")
+    (tmp_path / "0.json").write_text((tmp_path / "0.json").read_text().replace("/bin/bash", "/no/bash"))
+    process = start(tmp_path)
+    output, _ = process.communicate()
+    assert process.returncode == 1 and output.splitlines()[-1].endswith("No such file or directory: '/no/bash'")
+    task = Task(tmp_path, 0, [], Request(1, 1, 1))
+    task.read()
+    assert "Traceback" not in output and not task.started and task.running is None
 
 
 def test_a_log_that_takes_nothing_more_changes_no_result(tmp_path: Path) -> None:
