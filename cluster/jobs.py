@@ -6,6 +6,7 @@ each start, its end or a person. `current_state` alone determines the state now,
 Slurm.
 """
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Literal
 import psutil
 
 from cluster import slurm
-from cluster.slurm import SILENT, UNKNOWN, QueuedJob
+from cluster.slurm import HIDDEN, UNKNOWN, QueuedJob
 from common.config import read_yaml
 from common.console import note
 from common.errors import ConfigError, InputError
@@ -120,11 +121,15 @@ def write_running(folder: Path, key: str) -> None:
 def query_jobs(jobs: Sequence[Job], arrays: Iterable[str] = ()) -> dict[str, QueuedJob]:
     """The jobs and Slurm arrays that Slurm or this machine still knows, by id, from one squeue call.
 
-    If the controller is silent, all of Slurm's have the state UNKNOWN. Raises InputError if there is no squeue here.
+    If the controller is silent, all of Slurm's have the state UNKNOWN, and so have those of other users that it hides.
+    Raises InputError if there is no squeue here.
     """
     ids = [*(job.id for job in jobs if job.executor == "slurm"), *arrays]
     queued = slurm.queue(ids)
     known = slurm.unknown(ids) if queued is None else {job.id: job for job in queued}
+    foreign = [job.id for job in jobs if job.executor == "slurm" and job.id not in known and _is_foreign(job)]
+    if foreign and slurm.hides_jobs():
+        known |= slurm.unknown(foreign, HIDDEN)
     for job in jobs:
         if job.executor == "local" and _is_local_alive(job):
             known[job.id] = QueuedJob(job.id, job.name, "RUNNING", "None", "localhost")
@@ -135,14 +140,14 @@ def states(folder: Path, job: Job, output: Path | None = None) -> Iterator[tuple
     """Yield the state of a job, and its entry in Slurm's queue, every POLL seconds.
 
     A job that Slurm has ended without a recorded state fails only after _LAG seconds, or as soon as `output` exists,
-    which it writes at its end. Prints once that the controller is silent.
+    which it writes at its end. Prints once that Slurm says nothing of it.
     """
     silent, ended = False, 0.0
     while True:
         queued = query_jobs([job]).get(job.id)
         unknown = queued is not None and queued.state == UNKNOWN
-        if unknown and not silent:
-            note(f"{folder.name}: {SILENT}; still waiting")
+        if queued is not None and unknown and not silent:
+            note(f"{folder.name}: {queued.reason}; still waiting")
         silent = unknown
         state = current_state(folder, job, queued)
         lost = state.state == "failed" and not state.time and job.executor == "slurm"
@@ -150,6 +155,12 @@ def states(folder: Path, job: Job, output: Path | None = None) -> Iterator[tuple
         if not lost or time.monotonic() >= ended + _LAG or (output is not None and output.exists()):
             yield state, queued
         time.sleep(POLL[job.executor])
+
+
+def _is_foreign(job: Job) -> bool:
+    """Whether another user has submitted and recorded it."""
+    record = Path(job.logs).parent / "job.json"
+    return record.exists() and record.stat().st_uid != os.getuid()
 
 
 def _is_local_alive(job: Job) -> bool:
@@ -183,9 +194,9 @@ def current_state(folder: Path, job: Job, queued: QueuedJob | None) -> State:
         return replace(now, state="finished")
     if stopped_mark(folder).exists():
         return replace(now, state="cancelled", reason=ASKED)
-    if unknown:
+    if queued is not None and unknown:
         running = claimed is not None and claimed >= recorded.restarts
-        return replace(now, state="running" if running else recorded.state, reason=SILENT)
+        return replace(now, state="running" if running else recorded.state, reason=queued.reason)
     if queued is not None and queued.state == "CANCELLED":
         return replace(now, state="cancelled", reason="scancel")
     last = [line.removeprefix("error: ") for line in log_tail(job, 1)[1] if line.startswith("error: ")]

@@ -16,8 +16,9 @@ from common.settings import SiteSettings
 
 SBATCH = ("sbatch", "--parsable")
 SILENT = "the Slurm controller does not answer"
+HIDDEN = "Slurm does not show another user's job (PrivateData); if it has ended, remove its job.json"
 UNKNOWN = "UNKNOWN"
-"""The state of a job while the controller does not answer."""
+"""The state of a job of which Slurm says nothing: the controller does not answer, or hides the job."""
 TIMEOUT = 30.0  # seconds for one command; a busy controller may need several
 ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
@@ -141,9 +142,9 @@ def hides_jobs() -> bool:
     return found is None or "jobs" in found[1]
 
 
-def unknown(ids: Iterable[str]) -> dict[str, QueuedJob]:
-    """These jobs, of which a silent controller says nothing."""
-    return {number: QueuedJob(number, "", UNKNOWN, SILENT, "") for number in ids}
+def unknown(ids: Iterable[str], reason: str = SILENT) -> dict[str, QueuedJob]:
+    """These jobs, of which Slurm says nothing."""
+    return {number: QueuedJob(number, "", UNKNOWN, reason, "") for number in ids}
 
 
 def details(job: str) -> dict[str, str] | None:

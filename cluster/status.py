@@ -85,7 +85,7 @@ def _query(jobs: Sequence[Job], arrays: Sequence[str]) -> tuple[Mapping[str, Que
     except InputError as error:  # not a login node
         known, remark = query_jobs([job for job in jobs if job.executor == "local"]), str(error)
         known |= slurm.unknown([*(job.id for job in jobs if job.executor == "slurm"), *arrays])
-    silent = any(job.state == UNKNOWN for job in known.values())
+    silent = any(job.state == UNKNOWN and job.reason == SILENT for job in known.values())
     return known, f"{remark}; states are those of the files" if silent else ""
 
 

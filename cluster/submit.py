@@ -46,8 +46,8 @@ def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
     """
     job = jobs.read_job(folder)
     if job is not None:
-        queued = jobs.query_jobs([job]).get(job.id)
-        if queued is not None and queued.active:  # or a silent controller: it may be alive
+        state = jobs.current_state(folder, job, jobs.query_jobs([job]).get(job.id))
+        if state.state not in FINAL:  # or Slurm says nothing of it: it may be alive
             return job
     if settings.cluster.executor != "slurm":
         return None

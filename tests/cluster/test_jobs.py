@@ -4,8 +4,9 @@ import pytest
 
 from cluster.jobs import Job, State, current_state, query_jobs, write_running, write_state
 from cluster.slurm import SILENT, UNKNOWN, QueuedJob
+from cluster.submit import find_job
 from tests.cluster.fake_slurm import FakeSlurm
-from tests.cluster.helpers import claim, model_folder, slurm_job, state_of
+from tests.cluster.helpers import claim, model_folder, settings, slurm_job, state_of
 
 
 def seen(state: str, reason: str = "None") -> QueuedJob:
@@ -26,7 +27,7 @@ def job(folder: Path) -> Job:
         (seen("CANCELLED"), "cancelled", "scancel"),
         (seen("NODE_FAIL"), "failed", "NODE_FAIL"),
         (None, "failed", ""),
-        (seen(UNKNOWN), "queued", SILENT),
+        (seen(UNKNOWN, SILENT), "queued", SILENT),
     ],
 )
 def test_a_job_stands_as_slurm_says_until_it_has_recorded_its_end(
@@ -53,6 +54,22 @@ def test_files_show_what_a_silent_controller_does_not(folder: Path, job: Job) ->
     assert current_state(folder, job, seen(UNKNOWN)).state == "cancelled"
     (folder / "done.json").write_text("{}")
     assert current_state(folder, job, seen(UNKNOWN)).state == "finished"
+
+
+def test_a_colleagues_job_that_slurm_hides_is_alive_unless_its_end_is_recorded(
+    tmp_path: Path, folder: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = slurm_job(folder, fake, recorded=State("1000", "running"))
+    fake.forget(recorded.id)
+    ours = settings(tmp_path, executor="slurm")
+    monkeypatch.setattr("cluster.jobs.os.getuid", lambda: folder.stat().st_uid + 1)
+    for config, state in (("PrivateData = none\n", "failed"), ("PrivateData = jobs\n", "running")):
+        fake.config = config
+        assert current_state(folder, recorded, query_jobs([recorded]).get(recorded.id)).state == state
+    assert find_job(folder, "tiny", ours) == recorded
+    assert "PrivateData" in current_state(folder, recorded, query_jobs([recorded])[recorded.id]).reason
+    write_state(folder, State(recorded.id, "failed"))
+    assert find_job(folder, "tiny", ours) is None
 
 
 def test_each_start_is_recorded_unless_a_person_has_cancelled_the_job(folder: Path, job: Job) -> None:
