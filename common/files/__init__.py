@@ -65,6 +65,7 @@ from common.files.writing import (
     naming,
     open_locked,
     output_files,
+    scratch_file,
     target_of,
     write_json,
     write_text,

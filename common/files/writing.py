@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 from uuid import uuid4
 
@@ -111,10 +112,16 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+def scratch_file(folder: Path) -> IO[bytes]:
+    """An empty file without a name in `folder`, open for reading and writing; its errors name the folder."""
+    with TemporaryFile(dir=folder) as file:
+        return io.BufferedRandom(_NamedFile(os.dup(file.fileno()), "r+", folder), _BUFFER)
+
+
 class _NamedFile(io.FileIO):
     """An open file whose errors name it."""
 
-    def __init__(self, file: Path, mode: str, path: Path) -> None:
+    def __init__(self, file: Path | int, mode: str, path: Path) -> None:
         self._path = path
         super().__init__(file, mode)
 

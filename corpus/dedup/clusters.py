@@ -5,13 +5,13 @@ these survive. The segments of shard NAME are JSON, in bytes: its removed docume
 [[index in the shard, id of the survivor, whether its normalised text is equal], …].
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from os.path import commonprefix
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from common.console import warn
 from common.errors import InputError
-from common.files import BadLines, document_writer, read_documents, shard_stem
+from common.files import BadLines, document_writer, naming, read_documents, scratch_file, shard_stem
 from common.settings import DedupSettings
 from common.stats import Stats
 from corpus.dedup.pairs import Pairs, chunks, part_of, read_pairs, similarities
@@ -91,8 +91,9 @@ def write_clusters(
 
 def _zeros(count: int, dtype: type, folder: Path) -> NDArray[Any]:
     """An array of zeros in an unnamed temporary file."""
-    with TemporaryFile(dir=folder) as file:
-        file.truncate(max(1, count) * np.dtype(dtype).itemsize)
+    with scratch_file(folder) as file, naming(folder):
+        # not truncate: a page that a full disk has no room for would end the process (SIGBUS)
+        os.posix_fallocate(file.fileno(), 0, max(1, count) * np.dtype(dtype).itemsize)
         return np.memmap(file, dtype=dtype, mode="r+", shape=(max(1, count),))
 
 
@@ -145,7 +146,7 @@ def _clusters(
     Every column is read once: each part waits in a temporary file.
     """
     with ExitStack() as stack:
-        files = [[stack.enter_context(TemporaryFile(dir=folder)) for _ in range(2)] for _ in range(passes)]
+        files = [[stack.enter_context(scratch_file(folder)) for _ in range(2)] for _ in range(passes)]
         for first, count, shard, number in signatures.chunks():
             rows = np.flatnonzero(clustered[first : first + count])
             if not len(rows):

@@ -30,7 +30,6 @@ from contextlib import ExitStack
 from functools import cached_property, lru_cache
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +38,7 @@ import orjson
 import xxhash
 
 from common.errors import InputError
-from common.files import Document, output_files
+from common.files import Document, output_files, scratch_file
 from corpus.index.dataset import IndexedDataset
 from corpus.index.layout import DOCUMENTS, ENTRIES, RECORDS, json_of, read_meta, suffixed, with_checksums
 from corpus.urls.hosts import registered_domain
@@ -91,8 +90,7 @@ class DocumentWriter:
         self.documents = self._end = 0
         self._files: dict[str, int] = {"": 0}
         self._shards: list[tuple[str, int]] = []
-        files = (TemporaryFile(dir=folder) for _ in range(len(_COLUMNS) + 1))  # noqa: SIM115 - `stack` closes them
-        self._parts = list(map(stack.enter_context, files))
+        self._parts = [stack.enter_context(scratch_file(folder)) for _ in range(len(_COLUMNS) + 1)]
 
     def add(self, documents: Sequence[Document], shard: str) -> None:
         """Append documents of a shard. An `id` of another form than ours counts as 0."""

@@ -3,7 +3,6 @@
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy.typing as npt
 import xxhash
 
 from common.errors import InputError
-from common.files import output_files
+from common.files import output_files, scratch_file
 from common.progress import Meter
 from corpus.index.dataset import IndexedDataset
 from corpus.index.layout import (
@@ -63,7 +62,7 @@ class IndexWriter:
                 from corpus.index import documents  # knows URLs: training may lack tldextract
 
                 self.table = documents.DocumentWriter(self.prefix.parent, stack)
-            self._documents = stack.enter_context(TemporaryFile(dir=self._index_path.parent))
+            self._documents = stack.enter_context(scratch_file(self._index_path.parent))
             self._idx.write(bytes(HEADER.size))
             self._documents.write(bytes(8))  # the first document begins at sequence 0
             self._stack = stack.pop_all()

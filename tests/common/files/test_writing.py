@@ -6,7 +6,17 @@ from threading import Barrier
 import pytest
 
 from common.errors import InputError
-from common.files import atomic_path, cache_path, check_outputs, document_writer, output_files, write_json, write_text
+from common.files import (
+    atomic_path,
+    cache_path,
+    check_outputs,
+    document_writer,
+    output_files,
+    scratch_file,
+    write_json,
+    write_text,
+    writing,
+)
 from common.files.writing import replace_folder, swap_folder
 from tests.helpers import document, read_shard, write_shard
 
@@ -159,3 +169,18 @@ def test_what_a_killed_command_left_is_removed_and_the_older_folder_put_back(tmp
         pass
     assert (result / "file").read_text() == "older"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["result", "result.partial"]
+
+
+def test_a_full_disk_under_a_file_without_a_name_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scratch_file(tmp_path) as file:
+        file.write(b"text")
+        file.seek(0)
+        assert file.read() == b"text" and list(tmp_path.iterdir()) == []
+    with open("/dev/full", "r+b", buffering=0) as full:
+        monkeypatch.setattr(writing, "TemporaryFile", lambda dir: full)
+        file = scratch_file(tmp_path)
+    file.write(b"text")
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'"):
+        file.close()
