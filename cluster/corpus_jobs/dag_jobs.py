@@ -177,6 +177,7 @@ class OrphanedJobs:
 
     def decide(self, item: ShardJob, task: Task, number: int, job: QueuedJob | None) -> Verdict:
         """Decide about a claimed job; `job` is its task in Slurm's queue."""
+        known = task.job
         task.read()
         same = item.shard == task.shards[number]
         inputs = [*item.job.input, *read_by(item.job.rule.name, self._settings)]
@@ -185,12 +186,12 @@ class OrphanedJobs:
             valid = same and result["exit"] == 0 and all(os.path.exists(path) for path in item.job.output)
             return "adopt" if valid and _saw(inputs, task.started[number]) else "repeat"
         if job is None or not job.active:
-            if not task.job:
-                # Snakemake died inside sbatch, so Slurm may or may not have the batch, or receive it later.
-                task.abandon()
-                task.read()
-                if task.job:
-                    return "wait"
+            # It starts nothing more if Slurm receives it later, because Snakemake died inside sbatch, or has it under
+            # another id than sbatch printed.
+            task.abandon()
+            task.read()
+            if task.job != known:
+                return "wait"
             task.left_slurm = True
             return "repeat"
         if task in self._cancelled or (task.abandoned and job.state == "COMPLETING"):
