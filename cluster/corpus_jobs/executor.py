@@ -75,6 +75,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._open: list[Task] = []  # tasks that jobs of this run wait for
         self._retry_at = 0.0
         self._avoided: dict[str, None] = {}  # nodes
+        self._working: set[str] = set()  # rules of which a shard has started
         self._room = sys.maxsize  # tasks to try to submit at once; few after a refusal
         self._troubles: dict[str, str] = {}
         self._queue = Queue(
@@ -201,6 +202,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
     def _read_results(self) -> None:
         for task in list(self._open):
             task.read()
+            self._working |= {task.shards[number].rule for number in task.started}
             for number, item in _jobs(task).items():
                 if (result := task.ended.get(number)) is None:
                     continue
@@ -279,7 +281,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
             self._avoid(task, end)
         for number, item in left.items():
             del task.waiting[number]
-            if failures.blames_shard(item, number, task, state):
+            if failures.blames_shard(item, number, task, state, item.shard.rule in self._working):
                 failed.append(item)
             else:
                 self._pending.jobs[item] = None

@@ -14,8 +14,9 @@ LOST_TASKS = 3
 """Tasks that a shard may lose, for their own reasons, before it fails.
 
 If they ended before they started any shard, each was on another node, because a node where that happens is left out
-from then on (`blames_node`). Three such nodes are no accident but something that they share, such as `setup` or the
-Python: to find that out takes three rounds, however large the cluster is.
+from then on (`blames_node`). Three such nodes share a fault, such as `setup` or the Python: to find that out takes
+three rounds, however large the cluster is. If a shard of the same rule has started elsewhere, it is the nodes' own
+fault, and others are tried until none is left.
 """
 _TIME_LIMITS = 100  # jobs of a resumable shard that may reach their time limit before it fails
 _LOST = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"})  # neither the shard nor `setup` is to blame
@@ -61,11 +62,14 @@ def final(task: Task, items: Iterable[ShardJob], state: str) -> str:
     return "somebody cancelled it" if state == "CANCELLED" else disk_trouble(task, items)
 
 
-def blames_shard(item: ShardJob, number: int, task: Task, state: str) -> bool:
-    """Count a task that ended early for one of its shards; returns whether that one counts as failed."""
+def blames_shard(item: ShardJob, number: int, task: Task, state: str, works: bool) -> bool:
+    """Count a task that ended early for one of its shards; returns whether that one counts as failed.
+
+    `works`: a shard of its rule has started somewhere.
+    """
     if not task.started:
         item.nodes.append(task.node or "an unknown node")
-        return len(item.nodes) >= LOST_TASKS
+        return len(item.nodes) >= LOST_TASKS and not (works and len(item.nodes) == len({*item.nodes}))
     if number != task.running:
         return False
     item.lost += 1
