@@ -16,8 +16,8 @@ import orjson
 from common import cli
 from common.files import MARK, Document, document_writer, read_documents, read_lines
 
-PATIENCE = 300
-"""Seconds after which what a test waits for counts as lost. Ten jobs on the same cores are no failure.
+PATIENCE = 500
+"""Seconds after which what a test waits for counts as lost. Twenty processes on two cores are no failure.
 
 Less than pytest's limit for a whole test, so that the message is the helper's. Waits without a message end there.
 """

@@ -117,7 +117,7 @@ def test_robots_txt_is_obeyed_and_fetched_once_per_host() -> None:
     with rude_server({**pages, **behaviours, "hanging.example/robots.txt": rude.silence}) as server:
         urls = [f"https://{name}" for name in pages]
         outcomes = fetch(settings_for(server, retries=1, contact="me@mail.example"), *urls, *urls)
-        hanging = settings_for(server, 0.5, retries=1, contact="me@mail.example")
+        hanging = settings_for(server, 3, retries=1, contact="me@mail.example")
         assert fetch(hanging, *["https://hanging.example/"] * 2) == ["robots_unreachable"] * 2
         asked = server.requested
     assert all("User-Agent: urls-to-gpt2/0.1 (me@mail.example)" in head for head in server.heads)
