@@ -81,7 +81,7 @@ $(READY): constraints.txt pyproject.toml
 		|| { echo "error: $(PYTHON) is too old; give Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 2; }
 	@[ -f $(READY) ] || rm -rf $(VENV)
 	@rm -f $(READY)
-	@$(PYTHON) -m venv $(VENV) \
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) \
 		|| { echo "error: no venv module; on Debian and Ubuntu: apt install python3-venv"; rm -rf $(VENV); exit 2; }
 	$(call install,--upgrade pip)
 	$(call install,$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(shell grep -o '^torch==[0-9.]*' constraints.txt))
