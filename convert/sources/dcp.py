@@ -152,7 +152,7 @@ class Dcp:
         if not isinstance(stored, StoredTensor) or (stored.shape, stored.dtype) != (shape, dtype):
             raise CheckpointError(
                 f"{self.folder / self._records[key, offset].file}: a part of tensor {key!r} is not the {dtype} "
-                f"{list(shape)} that .metadata says"
+                f"{list(shape)} that {self.folder / '.metadata'} says; one of the two is damaged"
             )
         return stored
 

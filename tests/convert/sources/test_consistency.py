@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.errors import CheckpointError
@@ -58,7 +58,8 @@ def assert_right_or_refused(folder: Path, file: Path) -> None:
     except CheckpointError as error:
         rank = file.parent.name if file.name == "model_optim_rng.pt" else file.name.partition("_model_states")[0]
         assert str(folder) in str(error) and rank in str(error) and "\n" not in str(error)
-        assert str(file) in str(error) or not file.exists()
+        # .metadata says where the parts of tensors are: if it is damaged, any other file may seem to be
+        assert file.name == ".metadata" or str(file) in str(error) or not file.exists()
 
 
 @settings(max_examples=35)
@@ -68,6 +69,7 @@ def assert_right_or_refused(folder: Path, file: Path) -> None:
     kind=st.sampled_from(["gone", "cut", "flipped", "flipped"]),
     place=st.floats(0, 1, exclude_max=True),
 )
+@example("torch_dist", 0, "flipped", 0.4099)  # the metadata has another position of a part of a tensor
 def test_a_damaged_file_is_refused_by_name_or_changes_nothing(
     intact: Path, name: str, number: int, kind: str, place: float
 ) -> None:
