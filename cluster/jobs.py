@@ -111,7 +111,7 @@ def write_state(folder: Path, state: State) -> State:
 
 
 def write_running(folder: Path, key: str) -> None:
-    """Record that a job has started, or started again; `key`: that of its `Launch`."""
+    """Record that a job has started or restarted. `key` is its `Launch.key`."""
     _, number, restarts = _split_key(key)
     before = read_state(folder, Job(number, "", "")) or State(number, "queued")
     if before.state != "cancelled":  # by a person, who waits until it ends

@@ -11,7 +11,7 @@ Success and failure are read from the result files. squeue is asked once per int
 tasks that ended without finishing their list (`failures` says why); sacct is never asked. What a Snakemake that died
 has left in Slurm is adopted, or cancelled before the same shard runs again (`dag_jobs.OrphanedJobs`).
 
-All work is done in one thread, to which `run_job` only hands a job over. squeue has another: it may take minutes.
+One thread does all the work; `run_job` only passes it a job. squeue runs in a second one, because it may take minutes.
 """
 
 import atexit
@@ -74,8 +74,8 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._incoming: SimpleQueue[Any] = SimpleQueue()
         self._open: list[Task] = []  # tasks that jobs of this run wait for
         self._retry_at = 0.0
-        self._avoided: dict[str, None] = {}  # nodes
-        self._working: set[str] = set()  # rules of which a shard has started
+        self._avoided: dict[str, None] = {}  # nodes to exclude, in the order in which they failed
+        self._working: set[str] = set()  # rules with a shard that has started
         self._room = sys.maxsize  # tasks to try to submit at once; few after a refusal
         self._troubles: dict[str, str] = {}
         self._queue = Queue(

@@ -11,7 +11,7 @@ from cluster.corpus_jobs.batches import Request, Task
 from cluster.corpus_jobs.dag_jobs import ShardJob, time_limit
 
 LOST_TASKS = 3
-"""Tasks that a shard may lose, for their own reasons, before it fails.
+"""How many tasks a shard may lose through no fault of its own before it fails.
 
 If they ended before they started any shard, each was on another node, because a node where that happens is left out
 from then on (`blames_node`). Three such nodes share a fault, such as `setup` or the Python: to find that out takes

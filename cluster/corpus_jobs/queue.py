@@ -61,7 +61,7 @@ def _ask(arrays: set[str]) -> "Future[list[QueuedJob] | None]":
 
 
 def hidden(tasks: Iterable[Task], known: Iterable[str]) -> list[Task]:
-    """Those of `tasks` that may still work on their shards although Slurm shows others only.
+    """The tasks that may still be running although squeue does not show them.
 
     With PrivateData=jobs it does not show the jobs of other users. `known`: the ids that it shows.
     """
