@@ -6,9 +6,11 @@ read as plain data and checked value by value.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
+from itertools import pairwise
 from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from common.errors import CheckpointError
-from convert.pt import ForeignClassError, check_archive, damage_named, load_archive, load_plain, once
+from convert.pt import ForeignClassError, Placeholder, check_archive, damage_named, load_archive, load_plain, once
 from convert.sources.source import Block, Sharded
 from training.checkpoint.files import StoredTensor
 
@@ -66,12 +68,22 @@ def read_metadata(folder: Path) -> tuple[dict[str, DcpTensor], list[str], dict[t
                 f"{path}: names {error}, which no such file contains; nothing was executed, do not trust it"
             ) from None
         found = _checked(plain.state_dict_metadata, dict)
-        tensors = {_checked(key, str): _tensor(value) for key, value in found.items() if hasattr(value, "chunks")}
+        tensors = {_checked(key, str): _tensor(value) for key, value in found.items() if _is_tensor(value)}
         records = {
             (_checked(index.fqn, str), _size(getattr(index, "offset", None) or ())): _record(value)
             for index, value in _checked(plain.storage_data, dict).items()
         }
+        places = sorted(records.values())
+        if any(one.file == other.file and one.offset + one.length > other.offset for one, other in pairwise(places)):
+            raise ValueError("two records at the same place")
         return tensors, [_checked(key, str) for key in found if key not in tensors], records
+
+
+def _is_tensor(value: Any) -> bool:
+    kind = _checked(value, Placeholder).name.rpartition(".")[2]
+    if kind not in ("TensorStorageMetadata", "BytesStorageMetadata"):
+        raise ValueError(f"{kind} is neither a tensor nor an object")
+    return kind == "TensorStorageMetadata"
 
 
 def _tensor(value: Any) -> DcpTensor:
@@ -164,10 +176,22 @@ class Dcp:
             raise CheckpointError(f"{self.folder / '.metadata'}: the part of {key!r} at {list(offset)} is {where}")
         self.files.add(path)
         check = self._checks.setdefault(path, once(self._check_file, path))
-        return load_archive(path, record.offset, record.length, check, f"the record of {key!r}: ")
+        with self._metadata_named():
+            return load_archive(path, record.offset, record.length, check, f"the record of {key!r}: ")
 
     def _check_file(self, path: Path) -> None:
         """Compare the records of all tensors in a file with their checksums."""
-        for (key, _), record in self._records.items():
-            if record.file == path.name and key in self._tensors:
-                check_archive(path, record.offset, record.length, f"the record of {key!r}: ")
+        with self._metadata_named():
+            for (key, _), record in self._records.items():
+                if record.file == path.name and key in self._tensors:
+                    check_archive(path, record.offset, record.length, f"the record of {key!r}: ")
+
+    @contextmanager
+    def _metadata_named(self) -> Iterator[None]:
+        """Adds `.metadata` to an error: it says where records are, so it may be the damaged file."""
+        try:
+            yield
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}; or {self.folder / '.metadata'}, which says where it is, is damaged"
+            ) from None

@@ -58,8 +58,16 @@ def folder(tmp_path: Path) -> Path:
     """A folder of torch.distributed.checkpoint."""
     writer = FolderWriter(tmp_path / "dcp")
     writer.add(0, "weight", (2,), (0,), torch.ones(2))
+    writer.add(0, "other", (2,), (0,), torch.zeros(2))
     writer.close()
     return tmp_path / "dcp"
+
+
+def test_a_tensor_that_says_it_is_none_is_refused(folder: Path) -> None:
+    content = (folder / ".metadata").read_bytes()
+    (folder / ".metadata").write_bytes(content.replace(b"TensorStorageMetadata", b"TensorStorageMetadatb"))
+    with pytest.raises(CheckpointError, match=r"\.metadata: [^\n]*TensorStorageMetadatb[^\n]*\Z"):
+        read_metadata(folder)
 
 
 def in_planner_data(metadata: Metadata, touch: Touch) -> Metadata:
@@ -89,7 +97,7 @@ def test_a_pickle_planted_in_metadata_is_named_and_never_run(
     ("key", "value"),
     [
         *(("relative_path", "../other.distcp"), ("relative_path", "/etc/passwd"), ("offset", -1), ("length", "9")),
-        ("transform_descriptors", ["zstd"]),
+        *(("transform_descriptors", ["zstd"]), ("length", 1 << 20)),  # into the next record, whose data it would read
     ],
 )
 def test_a_record_outside_the_folder_or_its_file_or_transformed_is_refused(folder: Path, key: str, value: Any) -> None:
