@@ -23,6 +23,9 @@ UV := $(VENV)-uv/bin/uv
 READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-to-test
 
+# set in many containers: every process would compile the toolkit again, and pytest every test
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-all lint docs lock slurm-lab clean
 
 setup: $(READY)

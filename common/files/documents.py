@@ -74,14 +74,18 @@ def holds_rejects(path: Path) -> bool | None:
 def read_object(line: bytes, where: str, strings: Sequence[str], skip: Sequence[str] = ()) -> Document | str:
     """Parse a JSON object with strings under `strings`, without the keys in `skip`; or return what is wrong.
 
-    Every value can be written as it was read. `where` is `file:line`. Raises InputError for a dropped document.
+    Every value can be written as it was read; NaN and infinity, which Python's json writes, are null, as in Parquet.
+    `where` is `file:line`. Raises InputError for a dropped document.
     """
     if len(line) > LONGEST_LINE:
         return f"longer than {LONGEST_LINE:,} bytes; split the document"
     try:
         found: Any = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        return f"not JSON ({error})"
+        plain = _without_constants(line)
+        if plain is None:
+            return _malformed(line, error)
+        line, found = plain, orjson.loads(plain)
     if not isinstance(found, dict):
         return "not a JSON object"
     if MARK in found:
@@ -94,6 +98,26 @@ def read_object(line: bytes, where: str, strings: Sequence[str], skip: Sequence[
             return f"no string under {key!r}"
     document: Document = {key: found[key] for key in found if key in strings or key not in skip} if skip else found
     return _unwritable(document, line) or document
+
+
+def _malformed(line: bytes, error: orjson.JSONDecodeError) -> str:
+    try:
+        near = line.decode()[max(0, error.pos - 20) : error.pos + 20]
+    except UnicodeDecodeError as wrong:
+        return f"not UTF-8 at byte {wrong.start + 1}; convert the file to UTF-8, or set encoding"
+    return f"not JSON at column {error.colno}: {error.msg}, in {near!r}"
+
+
+def _without_constants(line: bytes) -> bytes | None:
+    """The JSON of a line that has NaN, Infinity or -Infinity as values, with null instead; None if it is not JSON."""
+    if b"NaN" not in line and b"Infinity" not in line:
+        return None
+    try:
+        plain = json.dumps(json.loads(line, parse_constant=lambda name: None)).encode()
+        orjson.loads(plain)
+    except (ValueError, RecursionError):
+        return None
+    return plain
 
 
 def _unwritable(value: Document, line: bytes) -> str:

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,8 +88,8 @@ def _split(folder: Path, files: Iterable[Path]) -> set[Path]:
     """The files of the train split, or of all, if a folder is a dataset of Parquet or Arrow files; none otherwise."""
     tables = {path for path in files if path.suffix in (".parquet", ".arrow") and not path.name.startswith("cache-")}
     for state in {path for path in files if path.name == "state.json" and path.with_name("dataset_info.json").exists()}:
-        # of Dataset.save_to_disk; a file that it lists may be lost
-        tables |= {state.with_name(each["filename"]) for each in read_json(state)["_data_files"]}
+        with suppress(KeyError, TypeError):  # of Dataset.save_to_disk, or another program's
+            tables |= {state.with_name(each["filename"]) for each in read_json(state)["_data_files"]}
     return {path for path in tables if _TRAIN.fullmatch(path.relative_to(folder).as_posix())} or tables
 
 

@@ -34,6 +34,7 @@ _NEW_FRAME: dict[str, Callable[[], Any]] = {
     ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj(),
 }
 """By suffix, a decompressor of one gzip member, zstd frame, bzip2 or xz stream; all have the same three members."""
+_PADDED = (".gz", ".xz")
 COMPRESSED = tuple(_NEW_FRAME)
 """Suffixes of compressed files that can be read."""
 _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"\xfd7zXZ\0": ".xz", b"BZh": ".bz2"}
@@ -128,14 +129,17 @@ Frames = list[tuple[int, int]]
 def decompressed(blocks: Iterator[bytes], path: Path, frames: Frames | None = None) -> Iterator[bytes]:
     """The decompressed bytes of a file of one or more frames; fills `frames` while reading.
 
-    Raises InputError for a truncated frame, other bytes between or after frames, and an empty file.
+    Zeros after a gzip member (tapes pad with them) or an xz stream (the format's padding) are skipped, as gzip and xz
+    do. Raises InputError for a truncated frame, other bytes between or after frames, and an empty file.
     """
-    head, frame, read, written = b"", None, 0, 0
+    head, frame, read, written, skips = b"", None, 0, 0, False
     try:
         for data in blocks:
             head = head or data
             read += len(data)
             while data:
+                if skips and not (data := data.lstrip(b"\0")):
+                    break
                 if frame is None:
                     frame = _NEW_FRAME[path.suffix]()
                     if frames is not None:
@@ -144,6 +148,7 @@ def decompressed(blocks: Iterator[bytes], path: Path, frames: Frames | None = No
                     written += len(chunk)
                     yield chunk
                 data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+                skips = frame is None and path.suffix in _PADDED
     except (zstandard.ZstdError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # bz2 reports damage as a bare OSError
             raise

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import orjson
@@ -11,7 +12,9 @@ from tests.helpers import document, write_shard
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b"{broken", "not JSON"),
+        (b"{broken", "not JSON at column 2: unexpected character, expected a string key, in '{broken'"),
+        (b'{"id": "a", "text": "\xff"}', "not UTF-8 at byte 22"),
+        (b'{"id": "a", "text": "", "x": NaN, y}', "not JSON at column 30"),
         (b"[1]", "not a JSON object"),
         (b'{"id": "a", "text": 3}', "'text'"),
         (b'{"text": "a"}', "'id'"),
@@ -36,6 +39,15 @@ def test_a_bad_line_is_located_and_counted_and_a_larger_share_than_allowed_fails
             bad.check()
     with pytest.raises(InputError, match=r"a\.jsonl:2: .*1 of 4"):
         bad.check()
+
+
+def test_constants_that_json_lacks_are_null(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    row = document(1, "NaN", scores=[float("nan"), {"x": -float("inf")}, float("inf"), 2**64 - 1, 1.5])
+    path.write_text(json.dumps(row) + "\n" + json.dumps({**row, "too_large": 2**64}))
+    bad = BadLines(max_share=1)
+    assert list(read_documents(path, bad)) == [{**row, "scores": [None, {"x": None}, None, 2**64 - 1, 1.5]}]
+    assert "64 bits" in bad.first
 
 
 def test_a_document_that_was_dropped_once_is_never_read_again(tmp_path: Path) -> None:

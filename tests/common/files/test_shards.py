@@ -1,5 +1,6 @@
 import gzip
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,11 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import InputError
-from common.files import BadLines, Frames, lines_at, located_documents, read_blocks, sharded_writer
+from common.files import BadLines, Document, Frames, lines_at, located_documents, read_blocks, sharded_writer
 from common.files.shards import FRAME
 from tests.helpers import document, prose, write_shard
 
-DOCUMENTS = [document(number, prose(number, 100 + 300 * (number % 7)) + "é\r") for number in range(600)]
+
+@cache
+def documents() -> list[Document]:
+    return [document(number, prose(number, 100 + 300 * (number % 7)) + "é\r") for number in range(600)]
+
 
 SIZES = st.lists(st.integers(0, 1500), max_size=8)
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -30,7 +35,7 @@ def located(path: Path) -> tuple[Frames, list[tuple[int, int]]]:
 
 
 def test_a_shard_has_frames_of_whole_lines_that_any_reader_takes_for_one_text(tmp_path: Path) -> None:
-    path = write_shard(tmp_path / "a.jsonl.zst", DOCUMENTS)
+    path = write_shard(tmp_path / "a.jsonl.zst", documents())
     frames, _ = located(path)
     text, data = b"".join(read_blocks(path)), path.read_bytes()
     assert len(frames) > 2 and frames[0] == (0, 0)
@@ -49,7 +54,7 @@ def test_threads_change_no_byte_of_several_shards_and_one_batch_has_several_fram
     for threads in (1, 3):
         paths = [tmp_path / f"{threads}/{shard}.jsonl.zst" for shard in range(3)]
         with sharded_writer(paths, threads) as write:
-            for number, found in enumerate(DOCUMENTS):
+            for number, found in enumerate(documents()):
                 write(number % 50 == 0, found)  # nothing for the third
         written.append([path.read_bytes() for path in paths])
     assert written[0] == written[1]
@@ -82,12 +87,12 @@ def test_lines_are_found_again_in_any_file(tmp_path_factory: pytest.TempPathFact
 
 
 def test_one_line_is_read_from_its_frame_alone_and_damage_is_named(tmp_path: Path) -> None:
-    path = write_shard(tmp_path / "a.jsonl.zst", DOCUMENTS)
+    path = write_shard(tmp_path / "a.jsonl.zst", documents())
     frames, lines = located(path)
     data = bytearray(path.read_bytes())
     data[: frames[1][0]] = bytes(frames[1][0])
     path.write_bytes(data)  # the first frame is gone
-    assert orjson.loads(next(lines_at(path, frames, lines[-1:]))) == DOCUMENTS[-1]
+    assert orjson.loads(next(lines_at(path, frames, lines[-1:]))) == documents()[-1]
     with pytest.raises(InputError, match=r"a\.jsonl\.zst: damaged"):
         next(lines_at(path, frames, lines[:1]))
     with pytest.raises(InputError, match=r"a\.jsonl\.zst: shorter"):
