@@ -16,7 +16,7 @@ the toolkit that lacks another one of them still reads the file.
 """
 
 import json
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,15 @@ def _keys(section: type[Section] = Section) -> set[str]:
     return set(section.model_fields).union(*map(_keys, section.__subclasses__()))
 
 
+def _written(location: Iterable[str | int], raw: Any) -> Iterator[str | int]:
+    """The parts of an error's location without the names that pydantic gives to the types of a key with several."""
+    for part in location:
+        is_there = part in raw if isinstance(raw, Mapping) else isinstance(raw, list) and isinstance(part, int)
+        if is_there or isinstance(raw, Mapping):  # a missing key is written by nobody
+            yield part
+        raw = raw[part] if is_there else raw
+
+
 def validate(raw: Mapping[str, Any], source: str) -> Settings:
     """Validate plain data (a parsed YAML file). Raises ConfigError that names `source`."""
     try:
@@ -130,7 +139,7 @@ def validate(raw: Mapping[str, Any], source: str) -> Settings:
             location, kind, message = location[:-1], "too_short", "has too few values; docs/config.md has the default"
         elif kind in ("model_type", "dict_type"):
             message = "needs keys with values of their own; docs/config.md lists the keys"
-        key = ".".join(map(str, location))
+        key = ".".join(map(str, _written(location, raw)))
         if kind == "extra_forbidden":
             name, known = str(location[-1]), _keys()
             hint = "" if name in known else closest(name, known)  # else it is a key of another section

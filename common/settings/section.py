@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import reduce
-from typing import Annotated, Any, NamedTuple
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 LARGEST = 2**63 - 1  # the largest integer of JSON parsers and of counters in libraries
 
@@ -29,11 +30,21 @@ Name = Annotated[str, AfterValidator(_no_boolean)]
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys, NaN and infinity are errors; every field has a description."""
+    """Base of all sections: unknown keys, NaN and infinity are errors; every field has a description.
+
+    A key without a value (`language:`) is an empty text where the key takes text but not null.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _nothing_is_empty_text(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = cls.model_fields[str(info.field_name)].annotation
+        kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        return "" if value is None and str in kinds and NoneType not in kinds else value
 
 
 class Need(NamedTuple):

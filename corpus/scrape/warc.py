@@ -29,6 +29,7 @@ _MAGIC = re.compile(rb"\x1f\x8b\x08|\x28\xb5\x2f\xfd")
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18(.{4})", re.DOTALL)  # a zstd frame without text: magic, size
 _DICTIONARY = b"\x5d\x2a\x4d\x18"  # of the skippable frame with the zstd dictionary of a file, by IIPC's draft
 _WARC = b"WARC/"
+_NEXT = re.compile(rb"\n(?=WARC/\d\.\d\r?\n[\w-]+:)")
 DAMAGED = object()
 """Takes the place of a record that cannot be read."""
 _BLOCK = 1 << 16  # bytes read at a time
@@ -54,13 +55,23 @@ class _Members:
             if words.startswith(ZSTD_MAGIC):
                 words = zstandard.ZstdDecompressor().decompressobj().decompress(words)
         self._dictionary = zstandard.ZstdCompressionDict(words) if words else None
+        self._padded = False
 
     def begin(self) -> bool:
-        """Begin with the member at the file's position, after skippable frames; False if there is none."""
+        """Begin with the member at the file's position, after skippable frames and zeros that pad a gzip member.
+
+        False if there is none.
+        """
+        if self._padded:
+            block = b""
+            while not block and (block := self.file.read(_BLOCK)):
+                block = block.lstrip(b"\0")
+            self.file.seek(-len(block), os.SEEK_CUR)
         while found := _SKIPPABLE.match(head := self.file.read(8)):
             self.file.seek(int.from_bytes(found[1], "little"), os.SEEK_CUR)
         self.start = self.file.seek(-len(head), os.SEEK_CUR)
         self._stream, self._rest = self._opened(head), b""
+        self._padded = self._padded or self.is_gzip
         return self._stream is not None
 
     def _opened(self, head: bytes) -> Any:
@@ -130,14 +141,16 @@ def _truncated(path: Path, start: int) -> TruncatedError:
 def _records(stream: Any) -> Iterator[tuple[int, Any]]:
     """Yield (offset, record) of a stream; (offset, None) for lines of no record, up to the next line that begins one.
 
-    Without a blank line after a record its Content-Length is wrong: as in warcio, one line more is ignored; if more
-    follow, they have the offset of the record.
+    Without a blank line after a record its Content-Length is wrong: as in warcio, one line more may be ignored, so it
+    is (offset, False); if more follow, they have the offset of the record.
     """
     reader, loader, lost = BufferedReader(stream), ArcWarcRecordLoader(), False
     at, behind = 0, 2  # lines behind the record, 2 after a blank one
     while line := reader.readline(_BLOCK):
         begins, record = line.startswith(_WARC), None
         if not line.strip() or (not begins and behind == 0):
+            if line.strip():
+                yield reader.tell() - reader.rem_length() - len(line), False
             behind = 1 if line.strip() else 2
             continue
         if begins or behind == 2:
@@ -162,7 +175,8 @@ def complete_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -
         start, at, found = members.start, members.start + 1, []
         with suppress(zlib.error, TruncatedError):
             for _, record in _records(members):
-                found.append(DAMAGED if record is None else parse(record))
+                if record is not False:
+                    found.append(DAMAGED if record is None else parse(record))
                 while record and record.raw_stream.read(_BLOCK):
                     pass
                 found += [DAMAGED] * bool(record and record.raw_stream.limit)  # fewer bytes than Content-Length
@@ -171,20 +185,39 @@ def complete_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -
                 yield start, at, found[0]
 
 
+def _next_record(file: IO[bytes], start: int) -> int:
+    """Where the next record of a plain file begins after `start`, or the end of the file."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        found = _NEXT.search(view, start)
+        return found.end() if found else len(view)
+
+
 def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> Iterator[tuple[int, int, Any]]:
     """Yield (start, end, `parse(record)`) of each record from the file's position on; DAMAGED for damaged ones.
 
     Where each record begins a gzip member or zstd frame, damage costs one record. Records that begin elsewhere, and
-    those of a plain file, have no end (0). Raises InputError as `read_pages` does.
+    those of a plain file, have no end (0). In a plain file a record whose Content-Length is wrong is damaged, and the
+    next one is searched for inside it. Raises InputError as `read_pages` does.
     """
-    members, total, compressed = _Members(file, path), 0, False
+    members, total, compressed, first, size = (
+        _Members(file, path),
+        0,
+        False,
+        file.tell(),
+        os.fstat(file.fileno()).st_size,
+    )
     while (packed := members.begin()) or os.pread(file.fileno(), 1, members.start):
-        start, count, held, whole, cause = members.start, 0, None, False, ""
+        start, count, held, whole, cause, resume = members.start, 0, None, False, "", size
         compressed, members.spans = compressed or packed, False
         try:
             if compressed and not packed:
                 raise zlib.error("neither gzip nor zstd")
             for at, record in _records(members if packed else file):
+                if not record and not packed and held:  # lines of no record, or of one inside the record before them
+                    is_inside = _next_record(file, start + held[0]) < start + at
+                    at, record = (held[0], None) if is_inside else (at, record)
+                if record is False:
+                    continue
                 if held and held[0] != at:
                     count, total = count + 1, total + (held[1] is not DAMAGED)
                     yield start if packed else start + held[0], 0, held[1]
@@ -192,9 +225,12 @@ def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> It
                 while record and record.raw_stream.read(_BLOCK):
                     pass
                 if record and record.raw_stream.limit:  # fewer bytes than Content-Length
-                    if not packed:
+                    if not packed and _next_record(file, start + at) == size:
                         raise _truncated(path, start + at)
-                    held = at, DAMAGED
+                    held, record = (at, DAMAGED), None
+                if record is None and not packed:
+                    resume = _next_record(file, start + at)
+                    break
                 whole = not members.spans
         except zlib.error as error:
             if count or (members.spans and not whole):
@@ -207,10 +243,12 @@ def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> It
             members.seek(start + 1)
         if held and held[1] is DAMAGED and not compressed:
             tail = os.pread(file.fileno(), _BLOCK, start + held[0])
-            if not count and members.seek(start + 1):
+            if start == first and not count and members.seek(start + 1):
                 held = 0, DAMAGED
-            elif _WARC.startswith(tail[: len(_WARC)]) and b"\n\r\n" not in tail:
+            elif resume == size and _WARC.startswith(tail[: len(_WARC)]) and b"\n\r\n" not in tail:
                 raise _truncated(path, start + held[0])
+            else:
+                file.seek(resume)
         if held:  # only now is the checksum of a single record verified
             total += held[1] is not DAMAGED
             if not total and not os.pread(file.fileno(), 1, file.tell()):

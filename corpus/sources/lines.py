@@ -99,9 +99,10 @@ def read_wikiextractor(path: Path, source: SourceSettings, bad: BadLines) -> Ite
             lines.clear()
         elif head is not None and line.strip() == b"</doc>":
             try:
-                text = b"\n".join(lines).decode()
-                text = text.strip().removeprefix(head[1]["title"] + "\n").strip()
-                yield {**head[1], "text": text, "origin": head[0]}
+                text = b"\n".join(lines).decode().strip()
+                first, _, rest = text.partition("\n")
+                repeats = html.unescape(first) == head[1]["title"] and rest
+                yield {**head[1], "text": rest.strip() if repeats else text, "origin": head[0]}
             except UnicodeDecodeError:
                 bad.add(f"{head[0]}: not UTF-8")
             head = None

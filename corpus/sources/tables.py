@@ -59,19 +59,28 @@ def _arrow_batches(path: Path, source: SourceSettings) -> Iterator[Any]:
 
 def _columns(path: Path, schema: Any, source: SourceSettings) -> list[str]:
     """The columns to read. Raises InputError if one occurs twice, and if the text's is missing or holds no strings."""
-    import pyarrow.types as types
-
     key = source.text_key
     if key not in schema.names:
         raise InputError(f"{path}: no column {key!r}, but {', '.join(schema.names)}; set text_key")
     columns = [name for name in schema.names if name == key or name not in source.skip_keys]
     if double := [name for name in columns if columns.count(name) > 1]:
         raise InputError(f"{path}: column {double[0]!r} occurs twice; {_CURE}")
-    kind = schema.field(key).type
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise InputError(f"{path}: column {key!r} is {kind}, no text; set text_key to one of {', '.join(schema.names)}")
+    texts = [field.name for field in schema if _is_text(field.type)]
+    if key not in texts:
+        cure = (
+            f"set text_key to one of {', '.join(texts)}"
+            if texts
+            else "write it as string, with pyarrow's column.cast('string')"
+        )
+        raise InputError(f"{path}: column {key!r} is {schema.field(key).type}, no text; {cure}")
     return columns
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _rows(path: Path, batches: Iterator[Any], source: SourceSettings, bad: BadLines) -> Iterator[Document]:

@@ -37,6 +37,8 @@ WRONG = [
     ("tiny: {parallel: 'yes'}", "models.tiny.parallel: needs keys with values"),
     ("tiny: {log: {wandb: true}}", "models.tiny.log.wandb: needs a name, not true"),
     ("dedup: {threshold: high}", "dedup.threshold"),
+    ("clean: {language: [[en]]}", "clean.language: "),
+    ("clean: {min_characters: }", "clean.min_characters: "),
     ("shards: 0", "shards: "),
     ("decontaminate: {min_words: 14}", "max_words 13"),
     ("evaluate: {max_samples: 9}", "max_samples 9 needs tasks"),
@@ -157,7 +159,8 @@ models:
   b: {<<: *a, model: {<<: *m, n_layer: 2}}
 """,
     )
-    settings = load_settings(path, ["model.n_layer=5"], model="a")
+    settings = load_settings(path, ["model.n_layer=5", "clean.language="], model="a")
+    assert settings.clean.language == "" and settings.clean.languages == []
     assert settings.shards == 8 and settings.site is None
     assert (settings.scrape.archive, settings.scrape.obey_robots, settings.scrape.max_bytes) == (True, False, 3_200_000)
     assert settings.models["a"].train.iterations == 1000 and settings.models["a"].train.betas == (0.5, 0.9)

@@ -39,7 +39,7 @@ Second paragraph.
 </doc>
 
 <doc id="13" revid="99" url="https://en.wikipedia.org/wiki?curid=13" title="A &amp; B">
-A & B
+A &amp; B
 Text.
 </doc>
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from common.errors import InputError
@@ -124,8 +124,9 @@ def test_members_may_begin_anywhere_and_be_empty(tmp_path: Path, pack: Callable[
     for between in (pack(b""), SKIPPABLE, SKIPPABLE + pack(b"") * 2 + SKIPPABLE, pack(b"\r\n")):
         path.write_bytes(between + between.join(map(pack, RECORDS)) + between)
         assert names(path) == URLS
-    path.write_bytes(b"".join(map(pack, RECORDS)) + bytes(512))
-    assert names(path) == [*URLS, "damaged"]
+    between = bytes(512) if pack is PACK["gzip"] else b""  # gzip skips zeros, zstd does not
+    path.write_bytes(b"".join(pack(one) + between for one in RECORDS) + bytes(200_000))
+    assert names(path) == [*URLS, *["damaged"] * (not between)]
 
 
 @pytest.mark.parametrize("pack", [bytes, *PACK.values(), None])
@@ -144,6 +145,22 @@ def test_a_record_that_cannot_be_read_costs_itself_wherever_it_is(
     path.write_bytes((pack or gzip.compress)(bad[2]))
     with pytest.raises(InputError, match=r"four\.warc: no WARC record inside"):
         names(path)
+
+
+@given(number=st.integers(0, 4), wrong=st.integers(5, 12_000))
+def test_a_length_that_is_too_large_costs_its_record_alone_in_a_plain_file(
+    tmp_path_factory: pytest.TempPathFactory, number: int, wrong: int
+) -> None:
+    assume(wrong % len(RECORDS[0]) > 4)  # the bytes between two records: whole records inside another one are its text
+    path, block = tmp_path_factory.mktemp("warc") / "five.warc", http(HTML + b"line \n" * 100)
+    records = [*RECORDS]
+    records[number] = record(URL, block, Content_Length=str(len(block) + wrong))
+    path.write_bytes(b"".join(records))
+    if number == 4:
+        with pytest.raises(InputError, match=r"five\.warc: ends inside"):
+            names(path)
+    else:
+        assert names(path) == [*URLS[:number], "damaged", *URLS[number + 1 :]]
 
 
 def test_a_zstd_dictionary_at_the_beginning_holds_for_all_frames(tmp_path: Path) -> None:

@@ -64,8 +64,10 @@ def test_a_column_that_does_not_fit_and_a_damaged_file_are_one_line(
     path = write(named(tmp_path, kind), pa.table({"text": ["One.", None, "Three."] * 500, "n": [1, 2, 3] * 500}))
     with pytest.raises(InputError, match=r"no column 'body', but text, n; set text_key"):
         take(tmp_path, path, text_key="body")
-    with pytest.raises(InputError, match=r"column 'n' is int64, no text; set text_key to one of text, n"):
+    with pytest.raises(InputError, match=r"column 'n' is int64, no text; set text_key to one of text$"):
         take(tmp_path, path, text_key="n")
+    with pytest.raises(InputError, match=r"column 'text' is binary, no text; write it as string"):
+        take(tmp_path, write(named(tmp_path / "b", kind), pa.table({"text": [b"One."]})))
     with pytest.raises(InputError, match=r"a\.\w+: row 2: no string under 'text'; 500 of 1500"):
         take(tmp_path, path)
     assert len(take(tmp_path, path, max_bad_share=0.5)) == 1000
@@ -142,6 +144,8 @@ def test_a_dataset_folder_stands_for_its_train_split(tmp_path: Path) -> None:
     assert texts("hub") == [f"hub/data/train-0000{n}-of-00002" for n in range(2)]
     assert texts("hub", glob=["data/test-*"]) == ["hub/data/test-00000-of-00001"]
     assert texts("saved") == texts("saved/train") == ["saved/train/data-00000-of-00001"]
+    assert texts("saved/test") == ["saved/test/data-00000-of-00001"]
+    write_json(tmp_path / "saved/test/state.json", {"step": 3})  # another program's
     assert texts("saved/test") == ["saved/test/data-00000-of-00001"]
     (tmp_path / "saved/train/data-00000-of-00001.arrow").unlink()
     with pytest.raises(FileNotFoundError, match=r"data-00000-of-00001\.arrow"):
