@@ -120,9 +120,25 @@ def _said(verdict: Verdict) -> str:
 # | line breaks, terminal escapes, control characters | \r and controls other than \t, \n, \f |
 
 
+# before ftfy, which drops the backspaces: bold and underlined letters of manual pages, N\bN and _\bN
+_UNDERLINED = re.compile("([^\n\b])\b_(?!\b)")
+_OVERSTRUCK = re.compile("(?:[^\n\b]\b)+(?=[^\n])")
+# after ftfy, which may unescape them: soft hyphen, word joiner, and zero-width space but in Thai, Lao, Burmese and
+# Khmer, where it stands between words. The joiners U+200C and U+200D stay: they change letters and emoji
+_BETWEEN_WORDS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+_INVISIBLE = re.compile(f"[\u00ad\u2060]|(?<![{_BETWEEN_WORDS}])\u200b(?![{_BETWEEN_WORDS}])")
+
+
 def repair(text: str, fold: bool = False) -> str:
-    """ftfy's repair (mojibake, entities, quotes), without NUL characters; `fold` calls fold_spaces, too."""
+    """ftfy's repair (mojibake, entities, quotes), without NUL, overstriking and invisible characters inside words.
+
+    `fold` calls fold_spaces, too.
+    """
+    if "\b" in text:
+        text = _OVERSTRUCK.sub("", _UNDERLINED.sub(r"\1", text))
     fixed = fix_text(text.replace("\x00", ""))
+    if not fixed.isascii():
+        fixed = _INVISIBLE.sub("", fixed)
     return fold_spaces(fixed) if fold else fixed
 
 

@@ -135,7 +135,7 @@ def sharded_writer(paths: Sequence[Path], threads: int = 1) -> Iterator[Callable
 
         def write(shard: int, document: Document) -> None:
             nonlocal held
-            line = orjson.dumps(document, option=_LINE)
+            line = bytes(memoryview(orjson.dumps(document, option=_LINE)))  # orjson's own has 1 KB and more to spare
             pending[shard].append(line)
             held += len(line)
             if held >= _HELD:

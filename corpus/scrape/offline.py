@@ -97,6 +97,7 @@ def extract_archives(
         if not step.stats.documents_in:
             with paths[0].open("rb") as file:
                 kinds = {str(kind) for _, _, kind in read_records(file, paths[0], lambda record: record.rec_type)}
-            cause = f"no response records inside, but {', '.join(sorted(kinds))}; corpus.ingest reads WET files"
+            held = f"no response records inside, but {', '.join(sorted(kinds))}; corpus.ingest reads WET files"
+            cause = held if kinds else "no record inside; fetch it again, or leave it out"
         raise EmptyResultError(f"{paths[0]}{' …' if len(paths) > 1 else ''}: {cause}") from None
     return step.stats

@@ -20,7 +20,7 @@ DATA = Path(__file__).parent / "data"
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _SITE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(\[[^\[\]]*\]|[^:@\[\]]+)(?::([0-9]{0,5}))?")
 _WITHOUT_HOST = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!//.)")
-_FORBIDDEN = re.compile(r"[\x00-\x20\x7f-\xa0\ud800-\udfff]")  # control characters, spaces, lone surrogates
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\xa0\ud800-\udfff]")  # control characters, NBSP, lone surrogates
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _UNRESERVED = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"  # RFC 3986, 2.3
 _ESCAPES = {f"%{code:02X}": chr(code) if chr(code) in _UNRESERVED else f"%{code:02X}" for code in range(256)}
@@ -104,16 +104,19 @@ _SITES = BoundedCache(_parse_site)
 
 
 def parse_url(url: str) -> Url:
-    """Parse and check a URL by RFC 3986. Raises ValueError if it is malformed or contains credentials."""
-    url = url.strip()
-    # printable text without spaces has no forbidden character; the slower pattern handles the rest
-    if (not url.isprintable() or " " in url) and _FORBIDDEN.search(url):
-        raise ValueError("a space or control character inside")
-    address, _, query = url.partition("#")[0].partition("?")
+    """Parse and check a URL by RFC 3986; a space after the host becomes %20, as in browsers.
+
+    Raises ValueError if it is malformed or contains credentials.
+    """
+    url = url.strip().partition("#")[0]
+    if not url.isprintable() and _FORBIDDEN.search(url):  # printable text has no forbidden character
+        raise ValueError("a control character inside")
+    address, _, query = url.partition("?")
     end = address.find("/", address.find("//") + 2)
-    if end < 0:
-        return Url(*_SITES[address], "", query)
-    return Url(*_SITES[address[:end]], _without_dot_segments(address[end:]), query)
+    site, path = (address, "") if end < 0 else (address[:end], address[end:])
+    if " " in url:
+        path, query = path.replace(" ", "%20"), query.replace(" ", "%20")
+    return Url(*_SITES[site], _without_dot_segments(path), query)
 
 
 def _without_dot_segments(path: str) -> str:

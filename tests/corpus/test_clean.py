@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.files import read_json
 from common.settings import CleanSettings
-from corpus.clean import clean, fix_text
+from corpus.clean import clean, fix_text, repair
 from tests.conftest import Command
 from tests.corpus.text.test_filters import GERMAN
 from tests.helpers import assert_one_line_error, called, document, prose, read_shard, write_shard
@@ -26,6 +26,18 @@ def test_texts_are_repaired_and_white_space_is_folded_where_asked(tmp_path: Path
     assert kept == [page, prose(1)] and reasons == {"language": 1, "empty": 1}
     folded = prose(1) + "\n\nname size\na.txt 1024\n\ndef f():\nreturn 1"
     assert run(tmp_path, [page], CleanSettings(fold_whitespace=True))[0] == [folded]
+
+
+@pytest.mark.parametrize(
+    ("text", "repaired"),
+    [
+        ("N\bNA\bAM\bM\bM, _\bf_\bi, g\b_, +\bo, a\b\n\bb", "NAM, fi, g, o, a\nb"),  # manual pages
+        ("exam\u00adple, word\u2060joiner, zero\u200bwidth, &shy;entity", "example, wordjoiner, zerowidth, entity"),
+        ("می\u200cخواهم 👨\u200d👩 ไทย\u200bภาษา ខ្មែរ\u200bភាសា", None),  # they change letters, or separate words
+    ],
+)
+def test_overstriking_and_invisible_characters_inside_words_go(text: str, repaired: str | None) -> None:
+    assert repair(text) == (text if repaired is None else repaired)
 
 
 def test_several_languages_are_kept_with_code_and_score_beside_the_metadata_of_the_source(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@
 #       32  u64       D
 #       40  u64       S
 #       48  i64[D]    `ends` of the Epoch
-#           u32[D]    `documents`, then for each document its place in them
-#           u32[S]    `samples`, then for each sample its place in them
+#           i64[D]    `documents`, then for each document its index in them
+#           i64[S]    `samples`, then for each sample its index in them
 
 import struct
 from mmap import ACCESS_READ, mmap
@@ -49,9 +49,9 @@ def write_order(path: Path, key: str, epoch: Epoch) -> "Order":
         file.write(_HEADER.pack(_MAGIC, key.encode(), len(epoch.documents), len(epoch.samples)))
         epoch.ends.astype("<i8").tofile(file)
         for order in (epoch.documents, np.asarray(epoch.samples)):
-            places = np.empty(len(order), "<u4")
-            places[order] = np.arange(len(order), dtype="<u4")
-            order.astype("<u4").tofile(file)
+            places = np.empty(len(order), "<i8")
+            places[order] = np.arange(len(order))
+            order.astype("<i8").tofile(file)
             places.tofile(file)
         file.close()
         written = read_order(temporary, key)  # another process may now replace `path` by the order of another key
@@ -66,7 +66,7 @@ def read_order(path: Path, key: str) -> "Order | None":
     with path.open("rb") as file:
         view = mmap(file.fileno(), 0, access=ACCESS_READ)
     magic, found, documents, samples = _HEADER.unpack_from(view)
-    if magic != _MAGIC or found != key.encode() or len(view) != _HEADER.size + 16 * documents + 8 * samples:
+    if magic != _MAGIC or found != key.encode() or len(view) != _HEADER.size + 24 * documents + 16 * samples:
         return None
     return Order(view, documents, samples)
 
@@ -75,10 +75,9 @@ class Order:
     """An Epoch in a memory map, and its inverse."""
 
     def __init__(self, view: mmap, documents: int, samples: int) -> None:
-        at = _HEADER.size + np.cumsum([0, 8 * documents, 4 * documents, 4 * documents, 4 * samples])
-        ends = np.frombuffer(view, "<i8", documents, at[0])
-        order, self._places = (np.frombuffer(view, "<u4", documents, begin) for begin in at[1:3])
-        cut, self._sample_places = (np.frombuffer(view, "<u4", samples, begin) for begin in at[3:5])
+        at = _HEADER.size + 8 * np.cumsum([0, documents, documents, documents, samples])
+        ends, order, self._places = (np.frombuffer(view, "<i8", documents, begin) for begin in at[:3])
+        cut, self._sample_places = (np.frombuffer(view, "<i8", samples, begin) for begin in at[3:])
         self.epoch = Epoch(order, ends, cut)
 
     def samples_of(self, documents: npt.NDArray[np.int64], seq_len: int, within: slice = slice(None)) -> Held:
@@ -86,7 +85,7 @@ class Order:
 
         `within`: only these tokens of a document.
         """
-        places, ends = self._places[documents].astype(np.int64), self.epoch.ends
+        places, ends = self._places[documents], self.epoch.ends
         end, begin = ends[places], np.where(places > 0, ends[places - 1], 0)
         if within.stop is not None:
             begin, end = begin + within.start, begin + within.stop
@@ -96,4 +95,4 @@ class Order:
         which = np.repeat(np.arange(len(documents)), counts)
         sample = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
         tokens = np.minimum(end[which], (sample + 1) * seq_len + 1) - np.maximum(begin[which], sample * seq_len)
-        return Held(documents[which], self._sample_places[sample].astype(np.int64), tokens)
+        return Held(documents[which], self._sample_places[sample], tokens)

@@ -1,4 +1,6 @@
 import gzip
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from common.errors import InputError
 from common.files import BadLines, Document, Frames, lines_at, located_documents, read_blocks, sharded_writer
 from common.files.shards import FRAME
+from tests.conftest import ROOT
 from tests.helpers import document, prose, write_shard
 
 
@@ -44,6 +47,20 @@ def test_a_shard_has_frames_of_whole_lines_that_any_reader_takes_for_one_text(tm
         assert text[start - 1 : start] == b"\n" and data[offset:].startswith(zstandard.FRAME_HEADER)
     with path.open("rb") as file:
         assert zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read() == text
+
+
+def test_a_writer_of_shards_holds_the_bytes_that_it_counts(tmp_path: Path) -> None:
+    code = f"""if True:
+        from pathlib import Path
+        from resource import RUSAGE_SELF, getrusage
+        from common.files import sharded_writer
+        before = getrusage(RUSAGE_SELF).ru_maxrss
+        with sharded_writer([Path({str(tmp_path)!r}) / "a.jsonl.zst"]) as write:
+            for number in range(60_000):
+                write(0, {{"id": str(number), "text": "A title."}})
+        print(getrusage(RUSAGE_SELF).ru_maxrss - before)"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(result.stdout) < 40_000, "3 MB of lines; orjson allocates 1 KB and more for each"
 
 
 def test_threads_change_no_byte_of_several_shards_and_one_batch_has_several_frames(

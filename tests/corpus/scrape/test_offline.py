@@ -69,6 +69,7 @@ def test_the_command_takes_folders_and_locates_damage_in_one_line(tmp_path: Path
     assert_one_line_error(called("corpus.scrape", *arguments, dead), "dead.warc", "1 http_404")
     other = write_warc(tmp_path / "other.warc", record("http://one.example/1", b"<p>", kind="resource"))
     assert_one_line_error(called("corpus.scrape", *arguments, other), "other.warc", "but resource")
+    assert_one_line_error(called("corpus.scrape", *arguments, write_warc(tmp_path / "no.warc")), "no record inside")
     cut.write_bytes(cut.read_bytes()[:-7])
     assert_one_line_error(called("corpus.scrape", *arguments, folder), "2.warc.gz", "byte 0")
     assert called("corpus.scrape", *arguments, folder, "--archive", tmp_path / "x").returncode == 2

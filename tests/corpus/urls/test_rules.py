@@ -22,7 +22,7 @@ URLS = {
 def test_urls_are_dropped_for_their_reason() -> None:
     given = {url: reason for reason, urls in URLS.items() for url in urls.split()}
     given |= {f"http://{'a' * 63}.org/": None, f"http://{'a' * 64}.org/": "malformed"}
-    given |= dict.fromkeys(["http://a b.org/", "http://a.org/a b", "http://a.org/\ud800"], "malformed")
+    given |= dict.fromkeys(["http://a b.org/", "http://a.org/a\tb", "http://a.org/\ud800"], "malformed")
     assert {url: RULES.reason(url) for url in given} == given
     assert UrlRules(BlacklistSettings(allow_private_hosts=True)).reason("http://127.0.0.1:8000/page") is None
 
@@ -51,6 +51,7 @@ SAME = [
     ("http://example.org/a?utm_source=x&b=1&fbclid=2", "http://example.org/a?b=1"),
     ("http://example.org/a?b=%7e?c", "http://example.org/a?b=~?c"),
     ("http://bücher.example/", "http://xn--bcher-kva.example./"),
+    ("http://example.org/a b?c d#e f\tg", "http://example.org/a%20b?c%20d"),  # as browsers request it
     ("http://example.org/x/../a/./b", "http://example.org/x/%2E%2e/a\\b"),
 ]
 DIFFERENT = [
