@@ -25,7 +25,7 @@ from benchmarks.inputs import cut, read_texts, with_copies, write_documents
 from common import cli
 from common.files import Document, document_writer, fsync, read_documents
 from common.settings import CleanSettings, DedupSettings, TokenizeSettings
-from common.tokenizer import END_OF_TEXT, VocabularyFiles, vocabulary_files
+from common.vocabulary import END_OF_TEXT, VocabularyFiles, vocabulary_files
 
 
 def clean_recipe(source: Path, target: Path, seed: int) -> Timed:

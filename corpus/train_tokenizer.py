@@ -21,7 +21,7 @@ from common.errors import InputError
 from common.files import check_outputs, expand_inputs, output_files, short_hash
 from common.settings import TrainTokenizerSettings
 from common.stats import Stats
-from common.tokenizer import END_OF_TEXT, VocabularyFiles
+from common.vocabulary import END_OF_TEXT, VocabularyFiles
 from corpus.runner import Drop, Results, ShardStep
 
 _MIN_COUNT = 2  # occurrences of a pair before it is merged

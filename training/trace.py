@@ -21,7 +21,8 @@ import numpy.typing as npt
 from common.config import load_settings
 from common.errors import InputError
 from common.files import read_json, read_rows, short_hash
-from common.tokenizer import Tokenizer, vocabulary_files
+from common.tokenizer import Tokenizer
+from common.vocabulary import vocabulary_files
 from corpus.index import suffixed
 from corpus.index.documents import DocumentTable, Row
 from training.dataset.blend import Blend

@@ -13,7 +13,8 @@ from common import steps
 from common.errors import ConfigError
 from common.files import REMOVED_IDS, read_json, sha256, shard_paths
 from common.settings import Settings, TokenizeSettings, closest
-from common.tokenizer import Tokenizer, vocabulary_files
+from common.tokenizer import Tokenizer
+from common.vocabulary import vocabulary_files
 from training.huggingface.config import check_finetune
 from training.metrics.boards import check_boards
 from training.model_folder import is_finished, newest_iteration

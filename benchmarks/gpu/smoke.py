@@ -177,7 +177,8 @@ def write_run(folder: Path, context: Context, train: dict[str, Any]) -> tuple[Pa
     """A run of 124M, its dataset the tokens of the tests' English text; returns its configuration and model folder."""
     import numpy as np
 
-    from common.tokenizer import Tokenizer, vocabulary_files
+    from common.tokenizer import Tokenizer
+    from common.vocabulary import vocabulary_files
     from corpus.index import IndexWriter, Meta
 
     text = lzma.decompress((ROOT / "tests/training/english.txt.xz").read_bytes()).decode()

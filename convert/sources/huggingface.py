@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from common.errors import CheckpointError
+from common.vocabulary import token_count
 from convert.arguments import Options
 from convert.pt import load_pt, once
 from convert.sources.names import parse
@@ -27,7 +28,7 @@ from training.huggingface.config import (
     read_raw_config,
 )
 from training.huggingface.pretrained import open_weights
-from training.huggingface.tokenizer import read_tokenizer, token_count
+from training.huggingface.tokenizer import read_tokenizer
 from training.tensors import HEAD
 
 _WEIGHT_FILES = (WEIGHTS, INDEX, OLD_WEIGHTS, f"{OLD_WEIGHTS}.index.json")
@@ -47,9 +48,11 @@ def open_folder(folder: Path, options: Options) -> Source:
     config = read_raw_config(folder)
     files, stored = open_weights(folder, _read_file, OLD_WEIGHTS)
     found = by_our_names(stored)
+    tied = config.get("tie_word_embeddings", True)
+    if tied and HEAD in found and "wte.weight" not in found:  # safetensors' save_model keeps one name of two
+        found["wte.weight"] = found.pop(HEAD)
     tensors, _ = tie_head(found, None)
     recorded = recorded_in(config, options)
-    tied = config.get("tie_word_embeddings", True)
     if tied or HEAD not in found:  # one that is the embedding may be stored, whatever is said
         recorded.sizes["tied"] = f"{CONFIG}'s tie_word_embeddings", tied
     if tokens := token_count(folder):

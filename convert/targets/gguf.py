@@ -14,7 +14,7 @@ import torch
 
 from common.errors import InputError
 from common.files import naming, read_json, read_text
-from common.tokenizer import Vocabulary
+from common.vocabulary import END_OF_TEXT, Vocabulary
 from convert.assemble import HUGGING_FACE, prefetched
 from convert.sources.source import Source
 from convert.targets.huggingface import SPECIAL_TOKENS, check_tokenizer, generation_config, tokenizer_of, written_shapes
@@ -75,13 +75,10 @@ def _describe(writer: gguf.GGUFWriter, source: Source, vocabulary: Vocabulary) -
     """The metadata: sizes, tokens and merges, special ids, the chat template."""
     model, kind = source.model, gguf.TokenType
     files = {path.name: path for path in source.tokenizer_files}
-    raw = read_json(files["tokenizer.json"]) if "tokenizer.json" in files else {}
-    added = {token["id"]: token for token in raw.get("added_tokens", [])}
-    tokens = [(text, kind.NORMAL) for text in sorted(vocabulary.ids, key=vocabulary.ids.__getitem__)]
-    tokens[-1] = (tokens[-1][0], kind.CONTROL)  # end-of-text
-    for number in range(len(tokens), model.vocab_size):  # rows after the vocabulary, with or without a text
-        token = added.get(number, {"content": f"[PAD{number}]", "special": True})
-        tokens.append((token["content"], kind.CONTROL if token.get("special") else kind.USER_DEFINED))
+    kinds = {token.content: kind.CONTROL if token.special else kind.USER_DEFINED for token in vocabulary.added}
+    kinds[END_OF_TEXT] = kind.CONTROL
+    tokens = [(text, kinds.get(text, kind.NORMAL)) for text in vocabulary.all_ids]
+    tokens += [(f"[PAD{number}]", kind.CONTROL) for number in range(len(tokens), model.vocab_size)]
     texts, types = zip(*tokens, strict=True)
     values: dict[str, Any] = {
         "tokenizer_model": "gpt2",

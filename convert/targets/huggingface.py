@@ -136,9 +136,11 @@ def _special_tokens(source: Source, *records: Mapping[str, Any]) -> dict[str, An
     A source that has a tokenizer_config.json names its padding token there, or has none.
     """
     vocabulary = source.model.vocab_size
-    size = vocabulary_size(tokenizer_of(source)) or (vocabulary if vocabulary == GPT2_VOCABULARY else None)
+    tokenizer = tokenizer_of(source)
+    known = tokenizer is not None and vocabulary_size(tokenizer) is not None
+    end = tokenizer.end_of_text if tokenizer and known else vocabulary - 1 if vocabulary == GPT2_VOCABULARY else None
     says_padding = any(path.name == "tokenizer_config.json" for path in source.tokenizer_files)
-    found: dict[str, Any] = dict.fromkeys(SPECIAL_TOKENS[: 2 if says_padding else 3], size and size - 1)
+    found: dict[str, Any] = dict.fromkeys(SPECIAL_TOKENS[: 2 if says_padding else 3], end)
     for record in reversed(records):
         for key in SPECIAL_TOKENS:
             if _are_tokens(record.get(key), vocabulary):
@@ -168,6 +170,3 @@ def _write_tokenizer(folder: Path, source: Source) -> None:
         write_tokenizer(folder, tokenizer, source.model.n_positions)
     for path in source.tokenizer_files:
         shutil.copyfile(path, folder / path.name)
-    names = {path.name for path in source.tokenizer_files}
-    if "added_tokens.json" in names and "tokenizer.json" not in names:
-        (folder / "tokenizer.json").unlink(missing_ok=True)  # ours would lack the added tokens

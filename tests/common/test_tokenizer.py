@@ -14,7 +14,8 @@ from tokenizers import Tokenizer as Peer
 from transformers import GPT2Tokenizer
 
 from common.errors import InputError
-from common.tokenizer import Tokenizer, Vocabulary, VocabularyFiles, to_json, vocabulary_files
+from common.tokenizer import Tokenizer
+from common.vocabulary import Vocabulary, VocabularyFiles, to_json, vocabulary_files
 
 
 def without_gigatoken() -> Tokenizer:
@@ -101,7 +102,7 @@ def test_what_we_write_and_what_transformers_writes_mean_the_same(tmp_path: Path
 
 def small() -> dict[str, Any]:
     """A tokenizer.json of 258 entries."""
-    content: dict[str, Any] = json.loads(json.dumps(to_json(Vocabulary(["i n"]))))
+    content: dict[str, Any] = json.loads(json.dumps(to_json(Vocabulary.of_merges(["i n"]))))
     return content
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.settings import TrainTokenizerSettings
-from common.tokenizer import END_OF_TEXT, Tokenizer, VocabularyFiles
+from common.tokenizer import Tokenizer
+from common.vocabulary import END_OF_TEXT, VocabularyFiles
 from convert.sources.source import Architecture
 from convert.targets.huggingface import write_folder
 from convert.to_gguf import main
@@ -134,7 +135,7 @@ def test_the_file_holds_every_tensor_and_key(trained: Tokenizer, dtype: str, tie
     reader = gguf.GGUFReader(written(folder, "--dtype", dtype))
     keys = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
     ids = trained.vocabulary.ids
-    assert keys.pop("tokenizer.ggml.tokens") == [*sorted(ids, key=ids.__getitem__), "[PAD600]", "<|end|>"]
+    assert keys.pop("tokenizer.ggml.tokens") == [*sorted(ids, key=ids.__getitem__), "<|reserved_token_600|>", "<|end|>"]
     assert keys.pop("tokenizer.ggml.token_type") == [1] * 599 + [3] * 3
     assert keys.pop("tokenizer.ggml.merges") == trained.vocabulary.merges
     assert keys.pop("gpt2.attention.layer_norm_epsilon") == pytest.approx(2e-5)

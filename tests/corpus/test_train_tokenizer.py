@@ -9,7 +9,8 @@ from tokenizers import ByteLevelBPETokenizer
 from common.errors import InputError
 from common.files import read_json, short_hash
 from common.settings import TokenizeSettings, TrainTokenizerSettings
-from common.tokenizer import END_OF_TEXT, Tokenizer, VocabularyFiles, vocabulary_files
+from common.tokenizer import Tokenizer
+from common.vocabulary import END_OF_TEXT, VocabularyFiles, vocabulary_files
 from corpus.index import IndexedDataset, read_meta
 from corpus.tokenize import tokenize
 from corpus.train_tokenizer import train_tokenizer

@@ -25,7 +25,7 @@ import yaml
 from common.config import load_settings
 from common.files import read_json, read_rows, write_json
 from common.settings import Settings
-from common.tokenizer import CHARACTERS, END_OF_TEXT, VocabularyFiles
+from common.vocabulary import CHARACTERS, END_OF_TEXT, VocabularyFiles
 from corpus.index import IndexWriter, Meta
 from tests.helpers import PATIENCE, Main, run_main, wait_for
 from training import checkpoint, session, step

@@ -8,7 +8,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
 
 from common.settings import ModelSettings
-from common.tokenizer import vocabulary_files
+from common.vocabulary import vocabulary_files
 from training.inference.load import model_from_weights
 from training.model import GPT2, initial_value
 

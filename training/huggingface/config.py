@@ -13,7 +13,8 @@ from common.errors import CheckpointError, ConfigError, InputError
 from common.files import read_json
 from common.settings import ModelSettings
 from common.tokenizer import Tokenizer
-from training.huggingface.tokenizer import grown_rows, read_tokenizer, true_vocabulary, vocabulary_size
+from common.vocabulary import token_count
+from training.huggingface.tokenizer import grown_rows, true_vocabulary
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -32,6 +33,13 @@ _GPT2: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "tie_word_embeddings": (True, False),
     "quantization_config": (None,),
+}
+# Names that transformers reads, too (its attribute_map).
+_ALIASES = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
 }
 # Keys by which other networks change what the same tensors compute; GPT-2 has none, or None, False, 0 or 1.
 _FOREIGN = re.compile(
@@ -118,6 +126,9 @@ def read_raw_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(str(error)) from None
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: not a model's configuration")
+    for other, key in _ALIASES.items():
+        if other in config and config.setdefault(key, config[other]) != config[other]:
+            raise CheckpointError(f"{path}: {other} is {config[other]!r}, but {key} is {config[key]!r}; remove one")
     _check(path, config, _GPT2)
     for key, value in config.items():
         if _FOREIGN.fullmatch(key) and (value is True or value not in (None, 0, 1)):
@@ -231,10 +242,9 @@ def check_finetune(model: ModelSettings, name: str, folder: Path, ours: Tokenize
             most = " positions; that many or fewer can be trained" if size == "seq_len" else f"; set it to {found}"
             raise ConfigError(f"models.{name}.model.{size} is {wanted}, but {folder / CONFIG} has {found}{most}")
     wanted, rows = model.vocab_size, theirs.vocab_size
-    tokenizer = read_tokenizer(folder)
-    true = true_vocabulary(rows, tokenizer)
+    true = true_vocabulary(rows, folder)
     if true != wanted and (wanted < true if ours is None else grown_rows(folder, ours, wanted) is None):
-        known = vocabulary_size(tokenizer) is not None
+        known = token_count(folder) is not None
         raise ConfigError(
             f"models.{name}.model.vocab_size is {wanted}, but {folder} has {true}"
             + (" tokens" if known else " embedding rows, and no tokenizer.json that says how many of them are padding")

@@ -43,6 +43,8 @@ def convert_tensors(
     expected = set(all_names(model.n_layer, variant.tied))
     theirs = {name.removeprefix(HUGGING_FACE_PREFIX): t for name, t in tensors.items() if not name.endswith(_IGNORED)}
     head = theirs.pop(HEAD, None) if variant.tied else None
+    if head is not None and "wte.weight" not in theirs:  # safetensors' save_model keeps one name of a shared tensor
+        theirs["wte.weight"] = head
     for name in sorted(expected ^ theirs.keys()):
         raise CheckpointError(f"tensor {name!r} is {'missing' if name in expected else 'no part of a GPT-2'}")
     sizes = Sizes(model.n_embd, variant.n_inner, model.seq_len, model.vocab_size)

@@ -2,10 +2,12 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from common.errors import InputError
-from common.files import read_json, write_json, write_text
-from common.tokenizer import END_OF_TEXT, Tokenizer, VocabularyFiles, to_json
+from common.files import write_json, write_text
+from common.tokenizer import Tokenizer
+from common.vocabulary import END_OF_TEXT, Vocabulary, VocabularyFiles, to_json, token_count
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, seq_len: int) -> None:
@@ -25,8 +27,15 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, seq_len: int) -> None:
             "model_max_length": seq_len,
             "add_prefix_space": False,
             **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT),
+            **({"added_tokens_decoder": added_tokens_decoder(vocabulary)} if vocabulary.added else {}),
         },
     )
+
+
+def added_tokens_decoder(vocabulary: Vocabulary) -> dict[str, dict[str, Any]]:
+    """What tokenizer_config.json has under this name."""
+    tokens = to_json(vocabulary)["added_tokens"]
+    return {str(token["id"]): {key: value for key, value in token.items() if key != "id"} for token in tokens}
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
@@ -38,10 +47,9 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
     return Tokenizer(whole) if whole.is_file() else None
 
 
-def true_vocabulary(rows: int, tokenizer: Tokenizer | None) -> int:
-    """The number of an embedding's `rows` that are tokens, all without a tokenizer; the rest are padding."""
-    size = vocabulary_size(tokenizer)
-    return rows if size is None else min(size, rows)
+def true_vocabulary(rows: int, folder: Path) -> int:
+    """The number of an embedding's `rows` that are tokens, all where no tokenizer says so; the rest are padding."""
+    return min(token_count(folder) or rows, rows)
 
 
 def vocabulary_size(tokenizer: Tokenizer | None) -> int | None:
@@ -60,25 +68,5 @@ def grown_rows(folder: Path, ours: Tokenizer, rows: int) -> list[int] | None:
     theirs = read_tokenizer(folder)
     if theirs is None or vocabulary_size(ours) != rows or (vocabulary_size(theirs) or rows) >= rows:
         return None
-    ids = ours.vocabulary.ids
-    if not theirs.vocabulary.ids.keys() <= ids.keys():
-        return None
-    return [theirs.vocabulary.ids.get(token, -1) for token in sorted(ids, key=ids.__getitem__)]
-
-
-def token_count(folder: Path) -> int | None:
-    """The number of ids in the tokenizer files of a folder, added tokens included.
-
-    None if there are no such files, or none that is understood.
-    """
-    ids = {-1}
-    for name in ("tokenizer.json", "vocab.json", "added_tokens.json"):
-        try:
-            raw = read_json(folder / name)
-            if name == "tokenizer.json":
-                ids.update(raw["model"]["vocab"].values(), (token["id"] for token in raw.get("added_tokens", [])))
-            else:
-                ids.update(raw.values())
-        except (InputError, OSError, AttributeError, KeyError, TypeError):
-            continue
-    return max((number for number in ids if isinstance(number, int)), default=-1) + 1 or None
+    ids, known = ours.vocabulary.all_ids, theirs.vocabulary.all_ids
+    return [known.get(token, -1) for token in ids] if known.keys() <= ids.keys() else None

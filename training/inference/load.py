@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from common.console import note
 from common.errors import CheckpointError, InputError
 from common.settings import ModelSettings
-from common.tokenizer import Tokenizer, vocabulary_files
+from common.tokenizer import Tokenizer
+from common.vocabulary import vocabulary_files
 from training import checkpoint
 from training.checkpoint import Manifest
 from training.huggingface.config import Variant, is_pretrained_folder
@@ -71,7 +72,7 @@ def load_model(path: Path) -> tuple[GPT2, Tokenizer | None]:
     if is_pretrained_folder(path):
         settings, variant, weights = load_pretrained(path)
         tokenizer = read_tokenizer(path)
-        rows, true = settings.vocab_size, true_vocabulary(settings.vocab_size, tokenizer)
+        rows, true = settings.vocab_size, true_vocabulary(settings.vocab_size, path)
         if true < rows:
             note(f"{path}: {rows - true} of {rows} embedding rows are padding; they are left out")
             settings = settings.model_copy(update={"vocab_size": true})

@@ -58,14 +58,15 @@ def continue_tokens(
     end_of_text: int,
     seeds: Sequence[int] | None = None,
     goes_on: Callable[[int, int], bool] = lambda row, token: True,
+    vocab_size: int | None = None,
 ) -> list[list[int]]:
     """The continuation of each prompt, at most `max_tokens` tokens, computed as one batch.
 
     `goes_on` gets each token with the number of its prompt; if it returns False, that is the last token of its text.
 
     An empty prompt begins with an end-of-text, which training texts follow; any other stands alone, as in
-    transformers, so that both give the same greedy text. Ids above `end_of_text` are never chosen. A text depends on
-    its own seed (default `options.seed`), not on the rest of the batch.
+    transformers, so that both give the same greedy text. Ids from `vocab_size` on (default: none) are never chosen. A
+    text depends on its own seed (default `options.seed`), not on the rest of the batch.
     """
     texts = [list(prompt) or [end_of_text] for prompt in prompts]
     starts = list(map(len, texts))
@@ -77,7 +78,7 @@ def continue_tokens(
             ended = set()
             for row, found in zip(growing, logits, strict=True):
                 found = penalise_repetition(found, texts[row], options.repetition_penalty)
-                token = sample_token(found[: end_of_text + 1], options, generators[row])
+                token = sample_token(found[:vocab_size], options, generators[row])
                 if token != end_of_text:
                     texts[row].append(token)
                 if token == end_of_text or not goes_on(row, token):
@@ -108,6 +109,11 @@ def generate(
     encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
     room = model.settings.seq_len
     for number, tokens in enumerate(encoded, start=1):
+        if unknown := [token for token in tokens if token >= model.settings.vocab_size]:
+            text = tokenizer.decode(unknown[:1])
+            raise InputError(
+                f"prompt {number}: {text!r} has id {unknown[0]}, and the model has no row for it; leave it out"
+            )
         if len(tokens) > room:
             raise InputError(f"prompt {number}: {len(tokens):,} tokens, the model has room for {room:,}; shorten it")
     requests = [
@@ -140,7 +146,7 @@ def _generate_batch(
             show(prompts[0] + getincrementaldecoder("utf-8")("replace").decode(found[0][:decided]))
         return not ends
 
-    continue_tokens(model, tokens, options, tokenizer.end_of_text, seeds, goes_on)
+    continue_tokens(model, tokens, options, tokenizer.end_of_text, seeds, goes_on, tokenizer.vocab_size)
     return [prompt + text.decode("utf-8", "replace") for prompt, text in zip(prompts, found, strict=True)]
 
 

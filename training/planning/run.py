@@ -10,7 +10,8 @@ import numpy as np
 from common.console import text_table
 from common.errors import ConfigError
 from common.settings import ClusterSettings, Experiment, Settings, TokenizeSettings
-from common.tokenizer import Tokenizer, vocabulary_files
+from common.tokenizer import Tokenizer
+from common.vocabulary import vocabulary_files
 from training.dataset.blend import MAX_PERIOD, Splits, open_splits
 from training.huggingface.config import check_finetune
 from training.launch.device import threads_of

@@ -18,7 +18,8 @@ from common import cli, steps
 from common.errors import InputError
 from common.files import MARK, Document, read_lines, shard_name
 from common.settings import Settings
-from common.tokenizer import Tokenizer, vocabulary_files
+from common.tokenizer import Tokenizer
+from common.vocabulary import vocabulary_files
 from corpus.index import IndexedDataset, suffixed
 from corpus.index.documents import DocumentTable
 from corpus.urls.rules import UrlRules

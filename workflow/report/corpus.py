@@ -13,7 +13,8 @@ from common import steps as table
 from common.files import read_json
 from common.page import COLORS, WIDTH, as_svg, figure_style
 from common.settings import Settings
-from common.tokenizer import Tokenizer, vocabulary_files
+from common.tokenizer import Tokenizer
+from common.vocabulary import vocabulary_files
 from corpus.index import IndexedDataset, suffixed
 from corpus.index.documents import DocumentTable, Row
 from corpus.index.layout import DOCUMENTS

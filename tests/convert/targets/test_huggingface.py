@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from common.errors import CheckpointError, InputError
-from common.tokenizer import Tokenizer, to_json
+from common.tokenizer import Tokenizer
+from common.vocabulary import to_json
 from convert.arguments import Options
 from convert.merge_mp import parse_size
 from convert.sources.huggingface import open_folder

@@ -71,8 +71,9 @@ def test_a_text_does_not_depend_on_the_rest_of_its_batch(
 ) -> None:
     """Nor on those that end before: with the end 15, one of 16 tokens, they do soon."""
     options = GenerateSettings(max_tokens=40, temperature=temperature, top_k=0, seed=3)  # the context is 48
-    alone = [continue_tokens(models[0], [prompt], options, end)[0] for prompt in PROMPTS]
-    assert continue_tokens(models[0], PROMPTS, options, end) == alone
+    ends = {"end_of_text": end, "vocab_size": end + 1}
+    alone = [continue_tokens(models[0], [prompt], options, **ends)[0] for prompt in PROMPTS]
+    assert continue_tokens(models[0], PROMPTS, options, **ends) == alone
     assert len({tuple(tokens) for tokens in alone} if end != 15 else {len(tokens) for tokens in alone}) > 2
 
 

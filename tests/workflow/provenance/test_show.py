@@ -10,7 +10,8 @@ import pytest
 
 from common.errors import InputError
 from common.settings import Settings
-from common.tokenizer import Tokenizer, vocabulary_files
+from common.tokenizer import Tokenizer
+from common.vocabulary import vocabulary_files
 from corpus.index import IndexedDataset
 from corpus.ingest import ingest
 from tests.helpers import called, prose, read_shard
