@@ -5,6 +5,7 @@ with closing(step_batches(session, data.train, consumed_samples)) as batches:
 loss = validate(session, data.valid, samples)
 """
 
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
@@ -39,13 +40,20 @@ class StepResult(NamedTuple):
     """The outcome of an optimiser step; equal on all ranks."""
 
     loss: float
-    """Mean loss in nats over the global batch."""
+    """Mean loss in nats over the targets of the global batch; NaN if it has none."""
     grad_norm: float
     """Norm of the gradient before clipping."""
     taken: bool
     """Whether the optimiser took the step."""
     stop: int
     """The most urgent stop request of any rank: CONTINUE, SAVE or LEAVE of `training.monitoring.stop`."""
+    targets: int
+    """Of the global batch; 0 if all of its documents have been removed."""
+
+
+def mean_loss(total: float, targets: float) -> float | None:
+    """Nats per target; None over no targets: a removed document has none, and a mean over nothing is no number."""
+    return total / targets if targets else None
 
 
 def step_batches(session: Session, data: TokenSource, consumed: int) -> Generator[list[Batch], None, None]:
@@ -86,23 +94,22 @@ def train_step(
 
     `iteration` counts from 1. Every unmasked target of the global batch has the same weight, whatever its micro-batch
     and rank. The loss is multiplied by `scale` for the backward pass only. `accepts` decides from the loss and
-    the gradient norm whether the optimiser takes the step (default: always); all ranks must decide alike. The gradients
-    of a step that is not taken stay until the next one.
+    the gradient norm whether the optimiser takes the step (default: always); all ranks must decide alike. Without
+    targets no step is taken. The gradients of a step that is not taken stay until the next one.
     """
     parallel, mesh = session.experiment.parallel, session.mesh
     session.optimizer.zero_grad()  # a step that was not taken leaves its gradients
     session.streams.start_iteration(iteration)
     counted = sum(batch.counted for batch in batches)
     targets = _sum_over_data_ranks(session, torch.full((), counted, device=session.world.device))  # no copy, no wait
-    targets.clamp_(min=1)  # all of them may be of removed documents
     with session.timers("forward-backward"):
         # gradients are averaged over data-parallel ranks, so each rank's loss is multiplied by their number
-        loss = run_micro_batches(session, batches, scale * parallel.data / targets, train=True)
+        loss = run_micro_batches(session, batches, scale * parallel.data / targets.clamp(min=1), train=True)
     with session.timers("gradients"):
         sync_gradients(session.parameters, mesh, parallel.sequence_parallel)
         norm = global_norm(session.parameters, mesh, session.world.device) / scale
-        step = _agree(session, _sum_over_all_ranks(session, loss) / (parallel.data * scale), norm, stop)
-    if accepts is not None and not accepts(step.loss, step.grad_norm):
+        step = _agree(session, _sum_over_all_ranks(session, loss) / (parallel.data * scale), norm, stop, targets)
+    if not step.targets or (accepts is not None and not accepts(step.loss, step.grad_norm)):
         return step._replace(taken=False)
     with session.timers("optimizer"):
         factor = clip_factor(session.experiment.train.clip_grad, norm) / scale
@@ -145,14 +152,15 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
     return total
 
 
-def _agree(session: Session, loss: Tensor, norm: Tensor, stop: int) -> StepResult:
+def _agree(session: Session, loss: Tensor, norm: Tensor, stop: int, targets: Tensor) -> StepResult:
     """The largest loss, norm and stop request of all ranks: every rank decides on the same numbers."""
-    numbers = torch.stack([loss.double(), norm.double(), torch.full_like(loss, stop, dtype=torch.float64)])
+    asked = torch.full_like(loss, stop, dtype=torch.float64)
+    numbers = torch.stack([loss.double(), norm.double(), asked, targets.double()])
     if session.mesh is not None:
         numbers = numbers.nan_to_num(torch.inf, torch.inf, -torch.inf)  # MAX of NaN and a number may be either
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
-    largest_loss, largest_norm, largest_stop = numbers.tolist()  # waits for the device
-    return StepResult(largest_loss, largest_norm, True, round(largest_stop))
+    largest_loss, largest_norm, largest_stop, counted = numbers.tolist()  # waits for the device
+    return StepResult(largest_loss if counted else math.nan, largest_norm, True, round(largest_stop), round(counted))
 
 
 def _sum_over_data_ranks(session: Session, value: Tensor) -> Tensor:
@@ -169,10 +177,10 @@ def _sum_over_all_ranks(session: Session, value: Tensor) -> Tensor:
     return _sum_over_data_ranks(session, value)
 
 
-def validate(session: Session, data: Blend, samples: int) -> float:
+def validate(session: Session, data: Blend, samples: int) -> float | None:
     """Mean loss in nats per token over the first `samples` samples (a collective call, equal on all ranks).
 
-    Whole global batches pass through the layout; samples past `samples` are masked.
+    None if they have no targets. Whole global batches pass through the layout; samples past `samples` are masked.
     """
     accumulation = session.experiment.accumulation
     form = _batch_form(session, data)
@@ -190,4 +198,4 @@ def validate(session: Session, data: Blend, samples: int) -> float:
             total[1] += _sum_over_data_ranks(session, targets)
     for stage in session.stages:
         reshard(stage)
-    return float(total[0] / total[1])
+    return mean_loss(*total.tolist())

@@ -52,6 +52,8 @@ class Trainer:
     """For the texts of train.sample_interval."""
     blamed: list[int] = field(default_factory=list)
     """Iterations whose documents were named. Each costs a third of a step, and 0.25 MB with 512 samples."""
+    empty_parts: set[str] = field(default_factory=set)
+    """Parts of the data without targets that have been named."""
 
     def run(self, batches: Iterator[list[Batch]]) -> None:
         """Step, report, validate and save until the last iteration, or until asked to stop or nothing improves."""
@@ -64,7 +66,8 @@ class Trainer:
             if last or iteration % train.log_interval == 0:
                 self.logger.report(iteration, self.progress.consumed_samples, self.guard.scale)
             left = self.logger.seconds_left(iteration)
-            self.heartbeat.progress = {"done": iteration, "loss": round(step.loss, 4), "seconds_left": round(left)}
+            figures = {"done": iteration, **({"loss": round(step.loss, 4)} if step.targets else {})}
+            self.heartbeat.progress = {**self.heartbeat.progress, **figures, "seconds_left": round(left)}
             self.progress = replace(self.progress, journal=self.logger.state())
             with self.logger.pause():
                 self._validate(last, taken)
@@ -93,9 +96,10 @@ class Trainer:
         if step.stop == LEAVE:
             self.lock.require_on_all_ranks()
         guard.check(iteration, partial(first_non_finite, session, batch))
-        self.logger.record_step(step.loss, step.grad_norm, step.taken, rate, waited)
-        if guard.spike and session.world.rank == 0:
-            warn(f"iteration {iteration}: {guard.spike}")
+        self.logger.record_step(step.loss if step.targets else None, step.grad_norm, step.taken, rate, waited)
+        remark = guard.spike if step.targets else "its documents have been removed: no targets, and no step is taken"
+        if remark and session.world.rank == 0:
+            warn(f"iteration {iteration}: {remark}")
         consumed = self.progress.consumed_samples + session.experiment.train.global_batch_size
         self.progress = Progress(iteration, consumed, guard.state(), best=self.progress.best)
         return step
@@ -118,7 +122,8 @@ class Trainer:
         iteration, train = self.progress.iteration, self.session.experiment.train
         if self.data.valid.per_epoch and (last or iteration % train.eval_interval == 0):
             self.heartbeat.beat(iteration, "validation")
-            self.progress = self.progress.with_loss(self._report_loss(self.data.valid, "valid"), taken)
+            loss = self._report_loss(self.data.valid, "valid")
+            self.progress = self.progress.with_loss(loss, taken) if loss is not None else self.progress
 
     def _sample(self) -> None:
         """Every sample_interval: a text that the weights of now write. It draws from no stream of the training."""
@@ -135,12 +140,19 @@ class Trainer:
                 break
         self.logger.say(f"sample at iteration {iteration} | {self.tokenizer.decode(text)!r}")
 
-    def _report_loss(self, blend: Blend, part: str) -> float:
-        """Report the loss on the first `train.eval_batches` global batches, or on all samples if there are fewer."""
+    def _report_loss(self, blend: Blend, part: str) -> float | None:
+        """Report the loss on the first `train.eval_batches` global batches, or on all samples if there are fewer.
+
+        None, with a warning the first time, if they have no targets.
+        """
         train = self.session.experiment.train
         count = min(blend.per_epoch, train.eval_batches * train.global_batch_size)
         loss = validate(self.session, blend, count)
-        self.logger.report_validation(self.progress.iteration, self.progress.consumed_samples, loss, part)
+        if loss is not None:
+            self.logger.report_validation(self.progress.iteration, self.progress.consumed_samples, loss, part)
+        elif part not in self.empty_parts and self.session.world.rank == 0:
+            warn(f"the {part} part has no targets in its first {count:,} samples: no loss is computed on it")
+            self.empty_parts.add(part)
         return loss
 
     def _end(self, end: str, asked: bool) -> None:

@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -20,6 +21,7 @@ from common.settings import Experiment, ModelSettings
 from tests.helpers import called
 from tests.training.helpers import (
     Capsys,
+    byte_documents,
     byte_vocabulary,
     copy_run,
     course,
@@ -29,10 +31,11 @@ from tests.training.helpers import (
     settings_of,
     tensor_files,
     train_tiny,
+    write_corpus,
 )
 from training import trainer
 from training.model_folder import is_finished
-from training.optimizer import steps_taken
+from training.optimizer import learning_rate, steps_taken
 from training.planning.speed import flops_per_token
 from training.train import main
 
@@ -224,6 +227,28 @@ def test_a_validation_after_skipped_steps_alone_is_no_missed_improvement(tmp_pat
         assert train_tiny(config, f"train.iterations={iterations}") == 0
         done = read_json(tmp_path / "models/tiny/done.json")
         assert done["iteration"] == iterations and "ended" not in capsys.readouterr().out
+
+
+def test_removed_documents_are_no_steps_no_losses_and_no_end(tmp_path: Path, capsys: Capsys) -> None:
+    """A removal writes end-of-text over a document. Of two of 1,600 tokens, whole batches have no targets."""
+    ended = {"eval_interval": 3, "stop_after_no_improvement": 1, "iterations": 60, "log_interval": 20, "split": "9,2,1"}
+    config = make_run(tmp_path, train={**ended, "micro_batch_size": 1, "global_batch_size": 2})
+    removed, documents = np.full(1600, 256), byte_documents(7)
+    write_corpus(load_settings(config).dataset_prefix, [removed, removed, *documents, *[removed[:200]] * 3])
+    assert train_tiny(config) == 0
+    captured = capsys.readouterr()
+    rows = read_rows(tmp_path / "models/tiny/train.csv")
+    without = captured.err.count("no targets, and no step is taken")
+    assert 5 < without == sum(int(row["skipped"]) for row in rows) < 55
+    assert all(1 < float(row["lm_loss"]) < 7 and row["non_finite"] == "0" for row in rows)
+    assert read_rows(tmp_path / "models/tiny/valid.csv") == [] and not (tmp_path / "models/tiny/test.json").exists()
+    assert (
+        captured.err.count("the valid part has no targets") == captured.err.count("the test part has no targets") == 1
+    )
+    assert read_json(tmp_path / "models/tiny/done.json")["iteration"] == 60
+    train = settings_of(config).models["tiny"].train
+    rates = [learning_rate(60 - without - last, train) for last in (0, 1)]
+    assert float(rows[-1]["learning_rate"]) in rates, "the schedule counts the steps that were taken"
 
 
 def test_the_settings_of_a_model_train_another_one_under_a_new_name(tmp_path: Path, capsys: Capsys) -> None:

@@ -75,9 +75,9 @@ def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, se
         "elapsed time per iteration (ms)": f"{row['ms_per_iteration']:.1f}",
         "learning rate": f"{row['learning_rate']:.3E}",
         "global batch size": f"{global_batch_size:5d}",
-        "lm loss": f"{row['lm_loss']:.6E}",
+        "lm loss": None if math.isnan(row["lm_loss"]) else f"{row['lm_loss']:.6E}",
         "loss scale": f"{row['loss_scale']:.1f}",
-        "grad norm": f"{row['grad_norm']:.3f}",
+        "grad norm": None if math.isnan(row["grad_norm"]) else f"{row['grad_norm']:.3f}",
         "number of skipped iterations": f"{row['skipped']:3d}",
         "number of nan iterations": f"{row['non_finite']:3d}",
         "samples per second": f"{global_batch_size / seconds:.3f}",
@@ -129,8 +129,11 @@ class StepTotals:
         """Mean over the steps that were taken; NaN if none was."""
         return fmean(self.losses) if self.losses else math.nan
 
-    def add(self, loss: float, grad_norm: float, taken: bool) -> None:
-        """Add one step."""
+    def add(self, loss: float | None, grad_norm: float, taken: bool) -> None:
+        """Add one step; without targets (None) it only counts as not taken."""
+        if loss is None:
+            self.skipped += 1
+            return
         counts = taken and math.isfinite(loss)
         if counts or not self.losses:
             self.grad_norm = grad_norm

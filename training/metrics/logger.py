@@ -133,8 +133,8 @@ class MetricsLogger:
         for curve in self._curves.values():
             curve.sync()
 
-    def record_step(self, loss: float, grad_norm: float, taken: bool, rate: float, waited: float) -> None:
-        """Add a step, with its learning rate and the seconds it waited for data."""
+    def record_step(self, loss: float | None, grad_norm: float, taken: bool, rate: float, waited: float) -> None:
+        """Add a step, with its learning rate and the seconds it waited for data; `loss` is None without targets."""
         self._totals.add(loss, grad_norm, taken)
         self._steps += 1
         self._rate = rate
@@ -143,7 +143,7 @@ class MetricsLogger:
         self._first_ended = self._first_ended or time.perf_counter()
         self._later += 1
         if self._meter is not None:
-            self._meter.advance(note=f"loss {loss:.4f}")
+            self._meter.advance(note="" if loss is None else f"loss {loss:.4f}")
 
     def report(self, iteration: int, consumed_samples: int, loss_scale: float) -> None:
         """Write log lines and a row of train.csv on the steps since the last report (a collective call).

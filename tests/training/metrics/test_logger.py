@@ -34,16 +34,17 @@ def test_a_report_covers_the_steps_that_were_taken_and_shows_the_slowest_and_ful
     monkeypatch.setattr(logger, "all_gather", lambda mine: [mine, another])
     # the fourth is a spike that was left out
     steps = [(4.0, 1.5, True), (nan, nan, False), (2.0, 0.5, True), (9.0, 7.0, False), (3.0, inf, False)]
+    steps += [(None, 0.0, False)]  # without targets
     with logger_of(session, tmp_path / "run") as log:
         for step in steps:
             with session.timers("forward-backward"):
                 pass
             log.record_step(*step, 1e-3, 0.25)
-        log.report(5, 40, 1.0)
-        log.record_step(inf, inf, False, 1e-3, 0.0)
         log.report(6, 48, 1.0)
+        log.record_step(inf, inf, False, 1e-3, 0.0)
+        log.report(7, 56, 1.0)
     first, second = read_rows(tmp_path / "run" / "train.csv")
-    assert (first["lm_loss"], first["grad_norm"], first["skipped"], first["non_finite"]) == ("3.0", "0.5", "3", "2")
+    assert (first["lm_loss"], first["grad_norm"], first["skipped"], first["non_finite"]) == ("3.0", "0.5", "4", "2")
     assert (second["lm_loss"], second["skipped"], second["non_finite"]) == ("", "1", "1")
     assert [float(row["data_wait_ms"]) for row in (first, second)] == [250, 62.5]
     assert float(first["memory_mb"]) == 1e6
@@ -53,10 +54,10 @@ def test_a_report_covers_the_steps_that_were_taken_and_shows_the_slowest_and_ful
     assert float(first["mfu"]) == pytest.approx(float(first["tflops"]) / 1e-3, rel=1e-3)
     device, arithmetic, line, times, memory, later, last = capsys.readouterr().out.splitlines()
     assert device.startswith("device") and arithmetic.startswith("arithmetic")
-    assert line.startswith("iteration        5/") and later.startswith("iteration        6/")
+    assert line.startswith("iteration        6/") and later.startswith("iteration        7/")
     assert times.startswith("time (ms) | forward-backward: 0.0") and times.endswith("| batch generator: 250.00")
     assert "forward:" not in times  # what was not timed, as with a pipeline, is not there
-    assert memory.startswith("[Rank 1] (after 5 iterations) memory (MB) | resident: ")  # the first time only
+    assert memory.startswith("[Rank 1] (after 6 iterations) memory (MB) | resident: ")  # the first time only
     assert last.startswith("time (ms)")
 
 
@@ -75,7 +76,7 @@ def test_the_first_row_after_a_resume_includes_the_steps_before_it(session: Sess
         with logger_of(session, folder, cut, state) as log:
             for step in [*steps[cut:], (1.9, 0.25, True)]:
                 log.record_step(*step, 1e-3, 0.0)
-            log.report(5, 40, 1.0)
+            log.report(6, 48, 1.0)
             assert log.state() == {}
         (row,) = read_rows(folder / "train.csv")
         rows.append([row[column] for column in ("lm_loss", "grad_norm", "skipped", "non_finite")])
