@@ -11,6 +11,7 @@ hand. Works in a process that has not imported torch yet, needs g++, and takes s
 import ctypes
 import subprocess
 import sys
+import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
@@ -118,7 +119,8 @@ def graphs(run: Callable[[], object]) -> list[Graph]:
         found.append(Graph(moved, [(each.get_dtype(), int(each.get_numel())) for each in own]))
         return SimpleNamespace(call=_refuse, __file__="", __name__="", key="", cache_path=None)
 
-    with ExitStack() as stack:
+    with ExitStack() as stack, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # Inductor's own
         patch = torch._inductor.config.patch
         stack.enter_context(patch(fx_graph_cache=False, compile_threads=1, joint_graph_constant_folding=False))
         options: dict[str, Any] = {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}

@@ -175,11 +175,11 @@ def _losses(
     for path, samples in zip(paths, datasets, strict=True):
         form = BatchForm(samples.corpus.end_of_text, **rules)
         results.append(evaluate(model, samples, byte_lengths, share, arguments.batch or BATCH, form))
-        print(f"{path} ({part}): {summary(results[-1])}")
+        print(f"{path} ({part}): {summary(results[-1], part)}")
     if len(results) == 1:
         return results[0]
     result = combine(results)
-    print(f"all: {summary(result)}")
+    print(f"all: {summary(result, part)}")
     return {**result, "each": dict(zip(map(str, paths), results, strict=True))}
 
 

@@ -124,6 +124,11 @@ OPTIMIZERS: Mapping[str, type[AdamW]] = {"adamw": AdamW, "muon": MuonAdamW}
 """The values of `train.optimizer`."""
 
 
+def adamw_scale(train: TrainSettings) -> float:
+    """The factor of the learning rate for parameters of AdamW beside Muon's; 1 without Muon."""
+    return (train.adamw_lr or train.lr) / train.lr if train.optimizer == "muon" else 1.0
+
+
 def make_optimizer(named: Mapping[str, nn.Parameter], experiment: Experiment, mesh: DeviceMesh | None = None) -> AdamW:
     """The optimiser of `train.optimizer`; `named`: this process's parameters by their names in the whole model.
 
@@ -142,7 +147,7 @@ def make_optimizer(named: Mapping[str, nn.Parameter], experiment: Experiment, me
         matrices = {name: rest.pop(name) for name in named if moments[name] == MUON}
         muon = Muon(matrices, decay, train.muon_momentum, experiment.model.n_head, mesh)
         groups.append({"params": muon.matrices, "muon": muon, "scale": 1.0})
-        scale = (train.adamw_lr or train.lr) / train.lr
+        scale = adamw_scale(train)
     for each in dict.fromkeys((train.weight_decay, 0.0)):
         groups.append({"params": [rest[name] for name in rest if decay[name] == each], "weight_decay": each})
     optimizer = OPTIMIZERS[train.optimizer](

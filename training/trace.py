@@ -5,9 +5,10 @@
     trace.reads(0, [7]).iterations       # which iterations read document 7 of the first dataset
 
 A sample is seq_len + 1 tokens of the training part: the token at a border is in two. The first query of an epoch
-writes its order to MODEL/trace, 16 bytes per document and 8 per sample; later queries read it.
+writes its order to MODEL/trace, 24 bytes per document and 16 per sample; later queries read it.
 """
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -209,3 +210,8 @@ class Trace:
     def checkpoint_before(self, iteration: int) -> Path | None:
         """The newest checkpoint of a smaller iteration."""
         return next((path for path in checkpoint_folders(self.folder) if iteration_of(path) < iteration), None)
+
+
+if __name__ == "__main__":
+    print("error: this command is `python -m workflow.provenance.trace` now", file=sys.stderr)
+    sys.exit(2)

@@ -82,10 +82,13 @@ def _result(total: float, tokens: int, available: int, documents: int, text: int
     return {"loss": loss, "perplexity": perplexity(loss), **per_byte, **counts}
 
 
-def summary(result: dict[str, Any]) -> str:
-    """A result in one line."""
+_LOSS = {"train": "training loss", "valid": "validation loss", "test": "test loss"}
+
+
+def summary(result: dict[str, Any], part: str = "all") -> str:
+    """A result on a part of the documents in one line."""
     per_byte = f", {result['bits_per_byte']:.4f} bits per byte" if "bits_per_byte" in result else ""
     return (
-        f"validation loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}{per_byte}, "
+        f"{_LOSS.get(part, 'loss')} {result['loss']:.4f}, perplexity {result['perplexity']:.2f}{per_byte}, "
         f"{result['tokens']:,} of {result['available_tokens']:,} tokens in {result['documents']:,} documents"
     )

@@ -17,6 +17,7 @@ TRAIN_COLUMNS = (
     "consumed_samples",
     "consumed_tokens",
     "learning_rate",
+    "adamw_learning_rate",  # of the parameters that are not Muon's, if train.adamw_lr sets another one
     "lm_loss",  # mean over the steps taken since the previous row, including those before a resume; empty if none was
     "grad_norm",  # of the last of these steps, before clipping
     "ms_per_iteration",  # this and what follows from it: steps of this start since the previous row
@@ -74,6 +75,7 @@ def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, se
         "consumed tokens": f"{row['consumed_tokens']:12d}",
         "elapsed time per iteration (ms)": f"{row['ms_per_iteration']:.1f}",
         "learning rate": f"{row['learning_rate']:.3E}",
+        "AdamW learning rate": f"{rate:.3E}" if (rate := row["adamw_learning_rate"]) is not None else None,
         "global batch size": f"{global_batch_size:5d}",
         "lm loss": None if math.isnan(row["lm_loss"]) else f"{row['lm_loss']:.6E}",
         "loss scale": f"{row['loss_scale']:.1f}",

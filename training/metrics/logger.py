@@ -37,6 +37,7 @@ from training.metrics.curves import (
     log_line,
 )
 from training.metrics.device import PARTS, Timers, device_name, memory, peak_tflops
+from training.optimizer import adamw_scale
 from training.parallel.collectives import all_gather
 from training.planning.speed import CONVENTION, flops_per_token
 
@@ -62,6 +63,7 @@ class MetricsLogger:
         self.folder, self.on_rank0, self._may_write = folder, world.rank == 0, may_write
         self._train, self._seq_len = experiment.train, experiment.model.seq_len
         self._world, self._timers, self._boards = world, timers, list(boards)
+        self._adamw = adamw_scale(experiment.train)
         self._flops = flops_per_token(experiment.model, attention)
         self._attention = "full attention" if attention == 1 else f"{attention:.0%} of attention, within documents"
         self._peak = peak_tflops(world.device, self._train.precision, experiment.log.peak_tflops)  # 0: not known
@@ -182,6 +184,7 @@ class MetricsLogger:
             "consumed_samples": consumed_samples,
             "consumed_tokens": consumed_samples * self._seq_len,
             "learning_rate": self._rate,
+            "adamw_learning_rate": self._rate * self._adamw if self._adamw != 1 else None,
             "lm_loss": self._totals.loss,
             "grad_norm": self._totals.grad_norm,
             "ms_per_iteration": round(seconds * 1000, 3),

@@ -61,6 +61,16 @@ def test_a_report_covers_the_steps_that_were_taken_and_shows_the_slowest_and_ful
     assert last.startswith("time (ms)")
 
 
+def test_the_learning_rate_of_adamw_is_shown_beside_muons(tmp_path: Path, capsys: Capsys) -> None:
+    session = make_session(tmp_path, train={"iterations": 9, "optimizer": "muon", "lr": 0.02, "adamw_lr": 0.005})
+    with logger_of(session, tmp_path / "run") as log:
+        log.record_step(4.0, 1.0, True, 0.01, 0.0)
+        log.report(1, 8, 1.0)
+    (row,) = read_rows(tmp_path / "run" / "train.csv")
+    assert (row["learning_rate"], row["adamw_learning_rate"]) == ("0.01", "0.0025")
+    assert "| learning rate: 1.000E-02 | AdamW learning rate: 2.500E-03 |" in capsys.readouterr().out
+
+
 def test_the_first_row_after_a_resume_includes_the_steps_before_it(session: Session, tmp_path: Path) -> None:
     steps = [(4.1, 1.5, True), (nan, inf, False), (2.3, 0.5, True), (7.7, 9.0, False)]
     rows = []
