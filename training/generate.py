@@ -31,10 +31,11 @@ from typing import Any
 import orjson
 
 from common import cli
-from common.console import fail
+from common.console import fail, note
 from common.errors import InputError
 from common.files import Document, document_writer, read_lines, read_object, write_text
 from common.settings import GenerateSettings
+from common.settings.training import DOCUMENT_RULES
 
 _NO_TEXT = "(no text: the model's data were made with a vocabulary that is not known)"
 
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.prompts is not None:
         records = read_prompts(arguments.prompts)
 
-    from training.inference.load import load_model, require_tokenizer
+    from training.inference.load import load_model, origin_of, require_tokenizer
     from training.inference.sampling import generate
 
     sources = None
@@ -105,10 +106,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_text(output, f"{_NO_TEXT}\n")
         return 0
     tokenizer = require_tokenizer(tokenizer, arguments.checkpoint)
+    origin = origin_of(arguments.checkpoint)
+    needs_prompt = all(getattr(origin, rule) for rule in DOCUMENT_RULES)
 
     def texts(
         prompts: Sequence[str], options: GenerateSettings, show: Callable[[str], None] | None = None
     ) -> Iterator[tuple[str, dict[str, Any]]]:
+        if needs_prompt and not all(prompts):
+            note("without a prompt a text begins after end-of-text, which eod_mask_loss kept from being learnt")
         begins = (prompt for prompt in prompts for _ in range(samples))
         found = zip(generate(model, tokenizer, prompts, options, samples, show), begins, strict=True)
         return ((text, sources.of(text.removeprefix(prompt)) if sources else {}) for text, prompt in found)

@@ -10,6 +10,7 @@ import numpy as np
 from common.console import text_table
 from common.errors import ConfigError
 from common.settings import ClusterSettings, Experiment, Settings, TokenizeSettings
+from common.settings.training import DOCUMENT_RULES
 from common.tokenizer import Tokenizer
 from common.vocabulary import vocabulary_files
 from training.dataset.blend import MAX_PERIOD, Splits, open_splits
@@ -88,6 +89,8 @@ class Plan:
         }
         if experiment.without_effect:
             rows["no effect"] = ", ".join(experiment.without_effect)
+        if all(getattr(train, rule) for rule in DOCUMENT_RULES):
+            rows["prompts"] = "eod_mask_loss trains nothing that follows end-of-text: generate needs a prompt"
         if self.machine:
             rows |= _predicted_rows(predict(experiment, self.machine, self.attention), left)
         return f"{text_table(rows.items())}\n\n{self._data_table(samples)}"

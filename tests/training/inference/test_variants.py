@@ -22,6 +22,7 @@ from tests.training.helpers import Capsys
 from tests.training.reference import random_gpt2
 from training import evaluate, generate
 from training.huggingface.config import check_finetune, read_config
+from training.huggingface.origin import Origin, write_origin
 from training.huggingface.tokenizer import read_tokenizer, write_tokenizer
 from training.inference.load import load_model
 
@@ -117,6 +118,18 @@ def test_a_model_with_added_tokens_has_the_greedy_text_and_loss_of_transformers(
     check_finetune(ours, "chat", folder, chosen)
     with pytest.raises(ConfigError, match=f"has {len(tokens)} tokens"):
         check_finetune(ours.model_copy(update={"vocab_size": len(tokens) - 1}), "chat", folder, chosen)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_model_that_never_saw_a_beginning_says_so_without_a_prompt(
+    tmp_path: Path, capsys: Capsys, masked: bool
+) -> None:
+    random_gpt2(0.3, **SIZES).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, Tokenizer(), 24)
+    write_origin(tmp_path, Origin(reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=masked))
+    for prompt in ("", "A"):
+        assert run_main(generate.main, "--checkpoint", tmp_path, "--prompt", prompt, "--max-tokens", 1) == 0
+        assert ("without a prompt" in capsys.readouterr().err) == (masked and not prompt)
 
 
 @pytest.mark.parametrize("key", VARIANT)

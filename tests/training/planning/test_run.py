@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from common.errors import ToolkitError
+from common.settings.training import DOCUMENT_RULES
 from corpus.index import IndexWriter, Meta
 from tests.training.helpers import byte_documents, settings_of, write_config, write_corpus
 from training.planning.run import Plan, make_plan
@@ -56,6 +57,9 @@ def test_a_table_shows_how_the_run_uses_each_corpus(folder: Path) -> None:
     assert valid.taken(valid.per_epoch, 0) <= valid.parts[0].per_epoch < valid.taken(valid.per_epoch + 2, 0)
     without = blended(folder, ("books", 1), split="90,10,0")
     assert without.data.test is None and "no test part: train.split 90,10,0" in without.text()
+    for count in (2, 3):  # with all three the model never learns how a document begins
+        rules = blended(folder, ("books", 1), **dict.fromkeys(DOCUMENT_RULES[-count:], True))
+        assert ("generate needs a prompt" in rules.text()) == (count == 3)
 
 
 def test_weights_that_are_rounded_by_a_sample_or_more_are_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
