@@ -30,7 +30,6 @@ _CHROME = """.//script | .//style | .//template | .//head | .//nav | .//header |
   .//*[@role='navigation' or @role='search' or @role='contentinfo' or @hidden] |
   .//*[re:test(@class, '(^|[\\s_-])(nav|navigation|navbar|sidebar|toc|footer|menu|breadcrumbs?|headerlink)')] |
   .//*[re:test(@class, 'sphinxsidebar|navigat|nav-panel|navheader|navfooter|contents-level')]"""
-_SIGNS = re.compile(r"[\s\u00b6#\u00a7\u200b\u00ad]+")  # of links to a heading, and white space
 
 
 def read_pages(folder: Path, count: int) -> list[Article]:
@@ -59,14 +58,15 @@ def compare_with_page(html: str, text: str) -> Counter[str]:
         if element.getparent() is not None:
             element.drop_tree()
     lines = text.split("\n")
-    plain = Counter(_letters(line.lstrip("-•*#| ")) for line in lines)
+    plain = Counter(map(_letters, lines))
     counts: Counter[str] = Counter()
     for heading in tree.iter("h2", "h3", "h4"):
         if name := _letters(" ".join(heading.itertext())):
             counts["headings"] += 1
             counts["headings kept"] += plain[name] > 0
             plain[name] -= 1
-    phrases = set(_phrases(re.findall(r"\w+", text)))
+    found = re.findall(r"\w+", text)
+    phrases = {tuple(found[start : start + length]) for start in range(len(found)) for length in (1, 2, 3, 4)}
     for kind, xpath in (("paragraphs", ".//p"), ("tables", ".//table[count(.//tr) > 1]"), ("dl", ".//dl")):
         for block in tree.xpath(xpath):
             wanted = [phrase for run in _runs(block) for phrase in _phrases(run)]
@@ -97,7 +97,7 @@ def _parser() -> Any:
 
 
 def _letters(text: str) -> str:
-    return _SIGNS.sub("", text).casefold()
+    return "".join(re.findall(r"\w+", text)).casefold()
 
 
 def _phrases(words: list[str]) -> Iterator[tuple[str, ...]]:

@@ -188,7 +188,9 @@ def without_boilerplate(text: str, title: str, tree: Any) -> str:
     """
     lines = text.split("\n")
     heading = _letters(title)
-    while lines and _letters(lines[0]) in heading:
+    import os
+    kept = {_letters(h.text_content()) for h in tree.iter("h2","h3","h4")} if os.environ.get("TITLE") else ()
+    while lines and _letters(lines[0]) in heading and _letters(lines[0]) not in kept:
         del lines[0]
     links = set(_link_paragraphs(tree))
     kept = "\n".join(line for line in lines if _letters(line) not in links)

@@ -7,12 +7,16 @@ collects paragraphs, quotes and tables: headings and lists are lost. It also dro
 flattens code in lists and tables. Each step below is one pass.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
 _HIDDEN = """.//template | .//*[@hidden][not(self::body)] | .//*[@style][not(self::body)]
   [contains(translate(@style, 'DISPLAYNOE \t\r\n', 'displaynoe'), 'display:none')]"""
+_WORD = re.compile(r"[^\W_]+")
+LOOSE=os.environ.get("LOOSE")
+TITLE=os.environ.get("TITLE")
 _SPACE = re.compile(r"[ \t\n\r\f]+")
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _KEEPS_SPACE = frozenset(("pre", "textarea", "listing", "xmp", "plaintext", "script", "style"))
@@ -22,7 +26,7 @@ _INLINE = frozenset(
     " strike strong sub sup time tt u var wbr".split()
 )
 _CONTAINERS = frozenset(("div", "section", "main", "article", "td", "table", "tbody", "tr", "center", "form", "font"))
-_MIN_SHARE = 0.9  # of the letters of paragraphs: the frame that we name is the smallest element with so many
+_MIN_SHARE = float(os.environ.get("SHARE",".9"))  # of the letters of paragraphs: the frame that we name is the smallest element with so many
 _MIN_FRAME = 0.1  # … a frame with fewer is none
 
 
@@ -31,14 +35,15 @@ def prepare(tree: Any) -> Any:
     for hidden in tree.xpath(_HIDDEN):
         hidden.drop_tree()
     _drop_anchors(tree)
-    for block in tree.iter("pre", "listing", "xmp"):
-        _flatten(block)
     _fold_space(tree)
     for element in tree.xpath("(.//td | .//th)//*[self::ul or self::ol or self::li]"):  # trafilatura drops them
         if element.tag == "li":
             element.addnext(tree.makeelement("br"))
         element.drop_tag()
     _open_containers(tree)
+    for block in list(tree.iter("pre", "listing", "xmp")):
+        _flatten(block)
+    _forget_names(tree)
     _name_frame(tree)
     return tree
 
@@ -54,7 +59,14 @@ def _drop_anchors(tree: Any) -> None:
 
 
 def _flatten(block: Any) -> None:
-    """Replace what a block has inside by its text, with line breaks for <br>."""
+    """Make a block of code a quote that holds its text: trafilatura joins code with the line after it."""
+    if os.environ.get("NOSEC") is None:
+        for ancestor in block.iterancestors("div"):
+            ancestor.tag = "section"
+    block.tag = "blockquote"
+    block.attrib.clear()
+    if "highlight" in block.getparent().get("class", ""):
+        del block.getparent().attrib["class"]
     if len(block):
         for line in block.iter("br"):
             line.text = "\n"
@@ -101,7 +113,7 @@ def _open_containers(tree: Any) -> None:
             first = part[0] if len(part) and part.tag not in ("td", "th") else None
             if first is not None and first.tag == "p":
                 first.text = f"- {(first.text or '').lstrip()}"
-        part.tag = "div"
+        part.tag = "section"  # a <div> with many links would be taken for a menu
         part.attrib.clear()
 
 
@@ -138,13 +150,24 @@ def _wrap_text(block: Any) -> None:
             paragraph = None
 
 
+def _forget_names(tree: Any) -> None:
+    """Remove ids that are made of a heading: a section on menus or on sharing is neither a menu nor a share button."""
+    for heading in tree.iter(*_HEADINGS):
+        words = set(_WORD.findall(heading.text_content().lower()))
+        for element in (heading, *heading.iterancestors("div", "section")):
+            if (name := element.get("id")) and words.issuperset(_WORD.findall(name.lower())):
+                del element.attrib["id"]
+                if element.tag == "div":
+                    element.tag = "section"
+
+
 def _name_frame(tree: Any) -> None:
     """Give the article an element by which trafilatura finds it, if the page has none that holds paragraphs."""
     from trafilatura.xpaths import BODY_XPATH
 
     body = tree.find("body")
     if body is None:
-        return
+        body = tree  # a page without <body>
     weights, total = _weights(body)
     frames = [found[0] for xpath in BODY_XPATH if (found := xpath(tree))]
     if not total or any(weights.get(frame, 0) > _MIN_FRAME * total for frame in frames):
@@ -158,6 +181,9 @@ def _name_frame(tree: Any) -> None:
     frame.text, article.text = article.text, None
     frame.extend(list(article))
     article.append(frame)
+    if LOOSE:
+        for element in [frame, *frame.iter("div", "section", "center", "font")]:
+            _wrap_text(element)
 
 
 def _weights(body: Any) -> tuple[dict[Any, int], int]:
