@@ -1,127 +1,113 @@
-"""Prepare the tree of a page for an extractor, so that nothing a reader sees is lost or cut for its markup.
+"""Prepare the tree of a page for an extractor, so that its headings, lists and code reach the text whole.
 
     tree = prepare(deepcopy(page_tree))
 
-trafilatura searches the article in elements that sites of articles use (`BODY_XPATH`). On a page without one it only
-collects paragraphs, quotes and tables: headings and lists are lost. It also drops short blocks with an empty link, and
-flattens code in lists and tables. Each step below is one pass.
+trafilatura looks for the article in elements that news sites use (`BODY_XPATH`). In a page without one it only collects
+paragraphs, quotes and tables, so headings and lists are lost. It also takes short blocks with an empty link for menus,
+drops sections whose id has a word like `share` or `author`, and flattens code inside lists and tables. The steps below
+remove the reasons; each is linear in the size of the page.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from lxml.etree import strip_tags
+
 _HIDDEN = """.//template | .//*[@hidden][not(self::body)] | .//*[@style][not(self::body)]
   [contains(translate(@style, 'DISPLAYNOE \t\r\n', 'displaynoe'), 'display:none')]"""
-_WORD = re.compile(r"[^\W_]+")
-LOOSE=os.environ.get("LOOSE")
-TITLE=os.environ.get("TITLE")
 _SPACE = re.compile(r"[ \t\n\r\f]+")
+_KEEPS_SPACE = re.compile(r"white-space\s*:\s*(pre|break-spaces)", re.IGNORECASE)
+_WORD = re.compile(r"[^\W_]+")
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
-_KEEPS_SPACE = frozenset(("pre", "textarea", "listing", "xmp", "plaintext", "script", "style"))
+_CODE = ("pre", "listing", "xmp")
 _BLOCKS = ("p", "pre", "li", "dd", "blockquote")
+_ITEMS = ("li", "dt", "dd")
+_CELLS = ("td", "th")
 _INLINE = frozenset(
     "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd label mark nobr q s samp small span"
     " strike strong sub sup time tt u var wbr".split()
 )
 _CONTAINERS = frozenset(("div", "section", "main", "article", "td", "table", "tbody", "tr", "center", "form", "font"))
-_MIN_SHARE = float(os.environ.get("SHARE",".9"))  # of the letters of paragraphs: the frame that we name is the smallest element with so many
-_MIN_FRAME = 0.1  # … a frame with fewer is none
+_MIN_SHARE = 0.97  # of the letters of paragraphs: the smallest element with so many becomes the frame
+_MIN_FRAME = 0.1  # … a frame of the page's own with fewer is none: `<div id="main-nav">`
+_MAX_ID = 200  # characters; a longer id is not made of a heading
 
 
 def prepare(tree: Any) -> Any:
     """Prepare a page, given as its root, in place."""
+    alive = list(tree.iter())  # lxml makes the Python objects of elements once, not at every pass
     for hidden in tree.xpath(_HIDDEN):
         hidden.drop_tree()
-    _drop_anchors(tree)
+    _unwrap_anchors(tree)
     _fold_space(tree)
-    for element in tree.xpath("(.//td | .//th)//*[self::ul or self::ol or self::li]"):  # trafilatura drops them
-        if element.tag == "li":
-            element.addnext(tree.makeelement("br"))
-        element.drop_tag()
     _open_containers(tree)
-    for block in list(tree.iter("pre", "listing", "xmp")):
-        _flatten(block)
-    _forget_names(tree)
+    for block in list(tree.iter(*_CODE)):
+        _quote_code(block)
+    _forget_ids(tree)
     _name_frame(tree)
+    del alive
     return tree
 
 
-def _drop_anchors(tree: Any) -> None:
+def _unwrap_anchors(tree: Any) -> None:
     """Unwrap anchors, which are no links, and drop the signs that link to a heading (`¶`, `#`)."""
     for link in list(tree.iter("a")):
         target = link.get("href")
         if target is None:
-            link.drop_tag()
-        elif target.startswith("#") and not any(map(str.isalnum, link.text_content())) and len(link) == 0:
+            link.tag = "anchor"
+        elif target.startswith("#") and not len(link) and not any(map(str.isalnum, link.text or "")):
             link.drop_tree()
-
-
-def _flatten(block: Any) -> None:
-    """Make a block of code a quote that holds its text: trafilatura joins code with the line after it."""
-    if os.environ.get("NOSEC") is None:
-        for ancestor in block.iterancestors("div"):
-            ancestor.tag = "section"
-    block.tag = "blockquote"
-    block.attrib.clear()
-    if "highlight" in block.getparent().get("class", ""):
-        del block.getparent().attrib["class"]
-    if len(block):
-        for line in block.iter("br"):
-            line.text = "\n"
-        text = "".join(block.itertext())
-        for child in list(block):
-            block.remove(child)
-        block.text = text
+    strip_tags(tree, "anchor")
 
 
 def _fold_space(tree: Any) -> None:
-    """Fold white space as browsers do, outside of <pre>, blocks of code and `white-space: pre`."""
-    kept: set[Any] = set()
+    """Fold white space as browsers do: outside of <pre>, blocks of code and `white-space: pre`."""
+    blocks = [*tree.iter("script", "style", "textarea", *_CODE), *filter(_is_block_of_code, tree.iter("code"))]
+    blocks += [styled for styled in tree.xpath(".//*[@style]") if _KEEPS_SPACE.search(styled.get("style"))]
+    inside = {element for block in blocks for element in block.iterdescendants()}
+    kept = inside.union(blocks)
     for element in tree.iter():
-        if element.getparent() in kept or _keeps_space(element):
-            kept.add(element)
-        elif element.text:
-            element.text = _SPACE.sub(" ", element.text)
-        if element.tail and element.getparent() not in kept:
-            element.tail = _SPACE.sub(" ", element.tail)
+        if (text := element.text) and element not in kept:
+            element.text = _SPACE.sub(" ", text)
+        if (text := element.tail) and element not in inside:
+            element.tail = _SPACE.sub(" ", text)
 
 
-def _keeps_space(element: Any) -> bool:
-    if element.tag in _KEEPS_SPACE:
-        return True
-    if "white-space" in element.get("style", "") and re.search(r"white-space\s*:\s*(pre|break)", element.get("style")):
-        return True
-    if element.tag != "code" or "\n" not in (element.text or "").strip():
-        return False
-    parent = element.getparent()
-    return len(parent) == 1 and not (parent.text or "").strip() and not (element.tail or "").strip()
+def _is_block_of_code(code: Any) -> bool:
+    """Whether <code> has several lines and is all that its parent holds."""
+    parent = code.getparent()
+    alone = len(parent) == 1 and not (parent.text or "").strip() and not (code.tail or "").strip()
+    return alone and "\n" in "".join(code.itertext()).strip()
 
 
 def _open_containers(tree: Any) -> None:
-    """Turn lists and tables that hold code, headings or tables, which would be flattened, into paragraphs."""
+    """Turn lists and tables that hold headings, code or tables, which would be flattened, into paragraphs."""
+    for element in tree.xpath("(.//td | .//th)//*[self::ul or self::ol or self::li]"):  # trafilatura drops them
+        if element.tag == "li":
+            element.addnext(element.makeelement("br"))
+        element.tag = "anchor"
+    strip_tags(tree, "anchor")
     opened: dict[Any, None] = {}
-    for block in tree.iter("pre", "table", *_HEADINGS):
-        for ancestor in block.iterancestors("ul", "ol", "dl", "table"):
-            if ancestor in opened:
+    for block in tree.iter("table", *_CODE, *_HEADINGS):
+        for container in block.iterancestors("ul", "ol", "dl", "table"):
+            if container in opened:
                 break
-            opened[ancestor] = None
+            opened[container] = None
     for part in [part for container in opened for part in _parts(container)]:
-        if part.tag in ("li", "dt", "dd", "td", "th"):
+        if part.tag in _ITEMS or part.tag in _CELLS:
             _wrap_text(part)
-            first = part[0] if len(part) and part.tag not in ("td", "th") else None
-            if first is not None and first.tag == "p":
-                first.text = f"- {(first.text or '').lstrip()}"
+            if part.tag in _ITEMS and len(part) and part[0].tag == "p":
+                part[0].text = f"- {(part[0].text or '').lstrip()}"
         part.tag = "section"  # a <div> with many links would be taken for a menu
         part.attrib.clear()
 
 
 def _parts(container: Any) -> Iterator[Any]:
-    """A list and its items, or a table and its rows and cells."""
+    """A list and its items, or a table with its rows and cells."""
     yield container
     for child in container:
-        if child.tag in ("li", "dt", "dd", "td", "th"):
+        if child.tag in _ITEMS or child.tag in _CELLS:
             yield child
         elif child.tag in ("div", "thead", "tbody", "tfoot", "tr"):
             yield from _parts(child)
@@ -129,12 +115,10 @@ def _parts(container: Any) -> Iterator[Any]:
 
 def _wrap_text(block: Any) -> None:
     """Put each run of text that is directly in a block into a paragraph."""
-    paragraph = None
+    paragraph, children = None, list(block)
     if (block.text or "").strip():
         paragraph = block.makeelement("p")
         paragraph.text, block.text = block.text, None
-    children = list(block)
-    if paragraph is not None:
         block.insert(0, paragraph)
     for child in children:
         if child.tag in _INLINE:
@@ -150,14 +134,33 @@ def _wrap_text(block: Any) -> None:
             paragraph = None
 
 
-def _forget_names(tree: Any) -> None:
-    """Remove ids that are made of a heading: a section on menus or on sharing is neither a menu nor a share button."""
+def _quote_code(block: Any) -> None:
+    """Make a block of code a quotation with nothing but text, as trafilatura joins code with the line after it."""
+    for ancestor in block.iterancestors("div"):
+        ancestor.tag = "section"
+    parent = block.getparent()
+    if parent is None:
+        return
+    if "highlight" in parent.get("class", ""):
+        del parent.attrib["class"]
+    for line in block.iter("br"):
+        line.text = "\n"
+    text = "".join(block.itertext())
+    for child in list(block):
+        block.remove(child)
+    block.tag, block.text = "blockquote", text
+    block.attrib.clear()
+
+
+def _forget_ids(tree: Any) -> None:
+    """Remove ids made of a heading: a section about menus or about sharing is neither a menu nor a share button."""
     for heading in tree.iter(*_HEADINGS):
-        words = set(_WORD.findall(heading.text_content().lower()))
+        words = set(_WORD.findall("".join(heading.itertext()).lower()))
         for element in (heading, *heading.iterancestors("div", "section")):
-            if (name := element.get("id")) and words.issuperset(_WORD.findall(name.lower())):
+            name = element.get("id")
+            if name and len(name) <= _MAX_ID and words.issuperset(_WORD.findall(name.lower())):
                 del element.attrib["id"]
-                if element.tag == "div":
+                if element is not heading:
                     element.tag = "section"
 
 
@@ -166,11 +169,10 @@ def _name_frame(tree: Any) -> None:
     from trafilatura.xpaths import BODY_XPATH
 
     body = tree.find("body")
-    if body is None:
-        body = tree  # a page without <body>
-    weights, total = _weights(body)
-    frames = [found[0] for xpath in BODY_XPATH if (found := xpath(tree))]
-    if not total or any(weights.get(frame, 0) > _MIN_FRAME * total for frame in frames):
+    body = tree if body is None else body
+    weights = _weights(body)
+    total = weights.get(body, 0)
+    if not total or any((found := xpath(tree)) and weights.get(found[0], 0) > _MIN_FRAME * total for xpath in BODY_XPATH):
         return
     article = body
     while inner := [child for child in article if weights.get(child, 0) >= _MIN_SHARE * total]:
@@ -181,23 +183,17 @@ def _name_frame(tree: Any) -> None:
     frame.text, article.text = article.text, None
     frame.extend(list(article))
     article.append(frame)
-    if LOOSE:
-        for element in [frame, *frame.iter("div", "section", "center", "font")]:
-            _wrap_text(element)
 
 
-def _weights(body: Any) -> tuple[dict[Any, int], int]:
-    """Letters of paragraphs, outside of links, in each element that holds some, and in the page."""
+def _weights(body: Any) -> dict[Any, int]:
+    """The letters of paragraphs, without links, in each element that holds some."""
     weights: dict[Any, int] = {}
-    total = 0
     for block in body.iter(*_BLOCKS):
         if next(block.iterancestors("nav", "footer", "aside", *_BLOCKS), None) is None:
-            linked = sum(_count_letters(link) for link in block.iter("a"))
-            letters = _count_letters(block) - linked
-            total += letters
+            letters = _count_letters(block) - sum(map(_count_letters, block.iter("a")))
             for ancestor in block.iterancestors():
                 weights[ancestor] = weights.get(ancestor, 0) + letters
-    return weights, total
+    return weights
 
 
 def _count_letters(element: Any) -> int:
