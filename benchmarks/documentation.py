@@ -11,6 +11,7 @@ import re
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,7 @@ def compare_with_page(html: str, text: str) -> Counter[str]:
     words = [re.findall(r"\w+", line) for line in lines]
     counts["lines"] += len(lines)
     counts["breaks"] += sum(
-        len(one) > 1 and len(two) > 1 and (*one[-2:], *two[:2]) in prose
-        for one, two in zip(words, words[1:], strict=False)
+        len(one) > 1 and len(two) > 1 and (*one[-2:], *two[:2]) in prose for one, two in pairwise(words)
     )
     return counts
 

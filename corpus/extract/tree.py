@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from lxml.etree import strip_tags
+from lxml.etree import SubElement, strip_tags
 
 _HIDDEN = """.//template | .//*[@hidden][not(self::body)] | .//*[@style][not(self::body)]
   [contains(translate(@style, 'DISPLAYNOE \t\r\n', 'displaynoe'), 'display:none')]"""
 _SPACE = re.compile(r"[ \t\n\r\f]+")
+_LISTS_IN_CELLS = ".//*[self::ul or self::ol or self::li][ancestor::td or ancestor::th]"  # cells first is quadratic
 _KEEPS_SPACE = re.compile(r"white-space\s*:\s*(pre|break-spaces)", re.IGNORECASE)
 _WORD = re.compile(r"[^\W_]+")
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
@@ -29,6 +30,7 @@ _INLINE = frozenset(
     " strike strong sub sup time tt u var wbr".split()
 )
 _CONTAINERS = frozenset(("div", "section", "main", "article", "td", "table", "tbody", "tr", "center", "form", "font"))
+_UNWRAPPED = "unwrapped"  # the tag of elements about to be replaced by their content
 _MIN_SHARE = 0.97  # of the letters of paragraphs: the smallest element with so many becomes the frame
 _MIN_FRAME = 0.1  # … a frame of the page's own with fewer is none: `<div id="main-nav">`
 _MAX_ID = 200  # characters; a longer id is not made of a heading
@@ -39,7 +41,7 @@ def prepare(tree: Any) -> Any:
     alive = list(tree.iter())  # lxml makes the Python objects of elements once, not at every pass
     for hidden in tree.xpath(_HIDDEN):
         hidden.drop_tree()
-    _unwrap_anchors(tree)
+    _unwrap(tree)
     _fold_space(tree)
     _open_containers(tree)
     for block in list(tree.iter(*_CODE)):
@@ -50,15 +52,17 @@ def prepare(tree: Any) -> Any:
     return tree
 
 
-def _unwrap_anchors(tree: Any) -> None:
-    """Unwrap anchors, which are no links, and drop the signs that link to a heading (`¶`, `#`)."""
+def _unwrap(tree: Any) -> None:
+    """Unwrap anchors, which are no links, code in code and DocBook's `guimenu`; drop signs that link to a heading."""
     for link in list(tree.iter("a")):
         target = link.get("href")
         if target is None:
-            link.tag = "anchor"
+            link.tag = _UNWRAPPED
         elif target.startswith("#") and not len(link) and not any(map(str.isalnum, link.text or "")):
             link.drop_tree()
-    strip_tags(tree, "anchor")
+    for inline in tree.xpath(".//code//code | .//span[starts-with(@class, 'gui')]"):
+        inline.tag = _UNWRAPPED
+    strip_tags(tree, _UNWRAPPED)
 
 
 def _fold_space(tree: Any) -> None:
@@ -77,17 +81,18 @@ def _fold_space(tree: Any) -> None:
 def _is_block_of_code(code: Any) -> bool:
     """Whether <code> has several lines and is all that its parent holds."""
     parent = code.getparent()
-    alone = len(parent) == 1 and not (parent.text or "").strip() and not (code.tail or "").strip()
+    only = code.getprevious() is None and code.getnext() is None
+    alone = only and not (parent.text or "").strip() and not (code.tail or "").strip()
     return alone and "\n" in "".join(code.itertext()).strip()
 
 
 def _open_containers(tree: Any) -> None:
     """Turn lists and tables that hold headings, code or tables, which would be flattened, into paragraphs."""
-    for element in tree.xpath("(.//td | .//th)//*[self::ul or self::ol or self::li]"):  # trafilatura drops them
+    for element in tree.xpath(_LISTS_IN_CELLS):  # trafilatura drops them
         if element.tag == "li":
             element.addnext(element.makeelement("br"))
-        element.tag = "anchor"
-    strip_tags(tree, "anchor")
+        element.tag = _UNWRAPPED
+    strip_tags(tree, _UNWRAPPED)
     opened: dict[Any, None] = {}
     for block in tree.iter("table", *_CODE, *_HEADINGS):
         for container in block.iterancestors("ul", "ol", "dl", "table"):
@@ -172,7 +177,11 @@ def _name_frame(tree: Any) -> None:
     body = tree if body is None else body
     weights = _weights(body)
     total = weights.get(body, 0)
-    if not total or any((found := xpath(tree)) and weights.get(found[0], 0) > _MIN_FRAME * total for xpath in BODY_XPATH):
+    own = body.makeelement("body")  # its children are copies of the elements that may be a frame, without content
+    for element, letters in weights.items():
+        if letters > _MIN_FRAME * total:
+            SubElement(own, element.tag, element.attrib)
+    if not total or any(xpath(own) for xpath in BODY_XPATH):
         return
     article = body
     while inner := [child for child in article if weights.get(child, 0) >= _MIN_SHARE * total]:
