@@ -126,8 +126,9 @@ def _load_resiliparse() -> Extractor:
 
     def run(page: HtmlPage) -> Extracted | None:
         tree = HTMLTree.parse(page.html)
+        body: Any = tree.body or ()
         # a walk, as each access to the result of a query costs a pass over the page; it knows other hidden elements
-        styled = (node for node in tree.body or () if node.type == NodeType.ELEMENT and node.hasattr("style"))
+        styled = (node for node in body if node.type == NodeType.ELEMENT and node.hasattr("style"))
         for element in [node for node in styled if "display:none" in "".join(node["style"].lower().split())]:
             element["hidden"] = ""
         # lxml takes longer for the whole page than resiliparse for everything: it gets the head alone

@@ -87,7 +87,7 @@ def _is_block_of_code(code: Any) -> bool:
 
 
 def _open_containers(tree: Any) -> None:
-    """Turn lists and tables that hold headings, code or tables, which would be flattened, into paragraphs."""
+    """Turn lists, tables and quotations that hold headings, code or tables, which would go or be flattened."""
     for element in tree.xpath(_LISTS_IN_CELLS):  # trafilatura drops them
         if element.tag == "li":
             element.addnext(element.makeelement("br"))
@@ -95,12 +95,12 @@ def _open_containers(tree: Any) -> None:
     strip_tags(tree, _UNWRAPPED)
     opened: dict[Any, None] = {}
     for block in tree.iter("table", *_CODE, *_HEADINGS):
-        for container in block.iterancestors("ul", "ol", "dl", "table"):
+        for container in block.iterancestors("ul", "ol", "dl", "table", "blockquote"):
             if container in opened:
                 break
             opened[container] = None
     for part in [part for container in opened for part in _parts(container)]:
-        if part.tag in _ITEMS or part.tag in _CELLS:
+        if part.tag in _ITEMS or part.tag in _CELLS or part.tag == "blockquote":
             _wrap_text(part)
             if part.tag in _ITEMS and len(part) and part[0].tag == "p":
                 part[0].text = f"- {(part[0].text or '').lstrip()}"
