@@ -48,5 +48,7 @@ def measure(arguments: Namespace) -> Iterator[Row]:
 def _text(path: Path) -> str:
     """A page as `man` prints it, without overstrike; empty for a page that only points to another."""
     command = ["man", "--encoding=UTF-8", "--no-justification", "--local-file", str(path)]
-    printed = subprocess.run(command, capture_output=True, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}, check=False)
+    printed = subprocess.run(
+        command, capture_output=True, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}, check=False
+    )
     return re.sub(".\b", "", printed.stdout.decode("utf-8", "replace"))

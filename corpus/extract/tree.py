@@ -19,10 +19,10 @@ _HIDDEN = """.//template | .//*[@hidden][not(self::body)] | .//*[@style][not(sel
 _SPACE = re.compile(r"[ \t\n\r\f]+")
 _LISTS_IN_CELLS = ".//*[self::ul or self::ol or self::li][ancestor::td or ancestor::th]"  # cells first is quadratic
 _KEEPS_SPACE = re.compile(r"white-space\s*:\s*(pre|break-spaces)", re.IGNORECASE)
-_WORD = re.compile(r"[^\W_]+")
+_WORD = re.compile(r"[^\W_]{2,}")
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _CODE = ("pre", "listing", "xmp")
-_BLOCKS = ("p", "pre", "li", "dd", "blockquote")
+_BLOCKS = ("p", "li", "dd", "blockquote")
 _ITEMS = ("li", "dt", "dd")
 _CELLS = ("td", "th")
 _INLINE = frozenset(
@@ -44,10 +44,10 @@ def prepare(tree: Any) -> Any:
     _unwrap(tree)
     _fold_space(tree)
     _open_containers(tree)
-    for block in list(tree.iter(*_CODE)):
-        _quote_code(block)
     _forget_ids(tree)
     _name_frame(tree)
+    for block in list(tree.iter(*_CODE)):
+        _quote_code(block)
     del alive
     return tree
 
@@ -185,7 +185,8 @@ def _name_frame(tree: Any) -> None:
         return
     article = body
     while inner := [child for child in article if weights.get(child, 0) >= _MIN_SHARE * total]:
-        if inner[0].tag not in _CONTAINERS:
+        headings = (one for child in inner[0].itersiblings(preceding=True) for one in child.iter("h2", "h3", "h4"))
+        if inner[0].tag not in _CONTAINERS or next(headings, None) is not None:
             break
         article = inner[0]
     frame = article.makeelement("div", {"class": "post"})

@@ -43,7 +43,7 @@ def test_headings_are_lines_of_their_own_in_a_page_without_the_elements_of_news_
 def test_a_section_whose_id_repeats_its_heading_is_no_menu_and_no_share_button() -> None:
     for name, heading in (
         ("menus", "9.6. Menus"),
-        ("sharing-files", "Sharing files"),
+        ("s-sharing-files", "Sharing files"),
         ("for-authors", "Notes for authors"),
     ):
         section = (
