@@ -30,7 +30,8 @@ _INLINE = frozenset(
 _CHROME = """.//script | .//style | .//template | .//head | .//nav | .//header | .//footer | .//aside | .//form |
   .//*[@role='navigation' or @role='search' or @role='contentinfo' or @hidden] |
   .//*[re:test(@class, '(^|[\\s_-])(nav|navigation|navbar|sidebar|toc|footer|menu|breadcrumbs?|headerlink)')] |
-  .//*[contains(@id, 'sidebar')] | .//*[re:test(@class, 'sphinxsidebar|navigat|nav-panel|navheader|navfooter|contents-level')]"""
+  .//*[contains(@id, 'sidebar')] |
+  .//*[re:test(@class, 'sphinxsidebar|navigat|nav-panel|navheader|navfooter|contents-level')]"""
 
 
 def read_pages(folder: Path, count: int) -> list[Article]:

@@ -33,6 +33,7 @@ _CONTAINERS = frozenset(("div", "section", "main", "article", "td", "table", "tb
 _UNWRAPPED = "unwrapped"  # the tag of elements about to be replaced by their content
 _MIN_SHARE = 0.97  # of the letters of paragraphs: the smallest element with so many becomes the frame
 _MIN_FRAME = 0.1  # … a frame of the page's own with fewer is none: `<div id="main-nav">`
+_MAX_PARAGRAPHS = 20_000  # trafilatura's time for a frame grows with their square: 3 s; longer pages lose headings
 _MAX_ID = 200  # characters; a longer id is not made of a heading
 
 
@@ -181,7 +182,8 @@ def _name_frame(tree: Any) -> None:
     for element, letters in weights.items():
         if letters > _MIN_FRAME * total:
             SubElement(own, element.tag, element.attrib)
-    if not total or any(xpath(own) for xpath in BODY_XPATH):
+    too_long = sum(1 for _ in body.iter("p")) > _MAX_PARAGRAPHS
+    if not total or too_long or any(xpath(own) for xpath in BODY_XPATH):
         return
     article = body
     while inner := [child for child in article if weights.get(child, 0) >= _MIN_SHARE * total]:

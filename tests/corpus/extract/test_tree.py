@@ -120,6 +120,15 @@ def test_the_title_is_removed_unless_it_is_the_heading_of_a_section() -> None:
         assert text.startswith("Kernels\n") is kept and "More\n" in text
 
 
+def test_a_page_with_very_many_paragraphs_has_no_frame_which_would_take_quadratic_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    page = HtmlPage("<html><body>" + f"<p>{P[0]}</p>" * 9 + "</body></html>", URL)
+    for most, frames in ((9, 1), (8, 0)):
+        monkeypatch.setattr("corpus.extract.tree._MAX_PARAGRAPHS", most)
+        assert len(page.visible.find_class("post")) == frames
+
+
 BODIES: dict[str, Callable[[int], str]] = {
     "anchors": lambda n: "<p>" + "<a name=x>a</a> " * n,
     "headings": lambda n: f"<div id='{'a ' * 5000}'>" + "<h2 id=a>a</h2>" * n,
