@@ -90,7 +90,7 @@ def visible(body: str) -> str:
     ],
 )
 def test_code_keeps_its_lines_wherever_it_stands(place: str) -> None:
-    text = text_of(f"<h2>Before</h2><p>{P[0]}</p>{place.format(CODE)}<h3>After</h3><p>{P[1]} {P[2]} {P[3]}</p>")
+    text = text_of(f"<h2>Before</h2><p>{P[0]}</p>{place.format(CODE)}\n<h3>After</h3><p>{P[1]} {P[2]} {P[3]}</p>")
     lines = text.split("\n")
     start = lines.index(LINES[0])
     assert lines[start : start + len(LINES)] == LINES
