@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks import extract, harness
+from benchmarks import documentation, extract, harness, language
 from benchmarks.harness import Case, Row, Timed, compare
 from benchmarks.inputs import cut, read_texts, with_copies, write_documents
 from common import cli
@@ -297,7 +297,9 @@ def merge_index(arguments: Namespace) -> Iterator[Row]:
 CASES: dict[str, Case] = {
     "clean": (clean, {"count": 1000, "rounds": 3, "texts": None}),
     "dedup": (dedup, {"count": 5000, "rounds": 3}),
+    "documentation": (documentation.measure, {"texts": None, "count": 40}),
     "extract": (extract.measure, {"texts": None, "rounds": 3}),
+    "language": (language.measure, {"texts": None, "count": 40}),
     "merge_index": (merge_index, {"count": 300, "length": 128, "rounds": 3}),
     "tokenize": (tokenize, {"count": 2000, "rounds": 1, "texts": None}),
 }

@@ -103,9 +103,9 @@ def _reader(name: str) -> Callable[[Article], str]:
     return read
 
 
-def extracting(name: str, folder: Path) -> Timed:
-    """Extract all pages."""
-    read, articles = _reader(name), read_articles(folder)
+def reader(name: str) -> Callable[[Article], str]:
+    """The text that an extractor finds in a page, empty if it fails."""
+    read = _reader(name)
     warnings.simplefilter("ignore")  # newspaper's date parser warns about every unknown time zone
 
     def answer(article: Article) -> str:
@@ -114,6 +114,12 @@ def extracting(name: str, folder: Path) -> Timed:
         except Exception:  # newspaper3k fails on some pages: they have no result
             return ""
 
+    return answer
+
+
+def extracting(name: str, folder: Path) -> Timed:
+    """Extract all pages."""
+    answer, articles = reader(name), read_articles(folder)
     answer(articles[0])  # lets the libraries load lazily imported parts
     return lambda: {"answers": [answer(article) for article in articles]}
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from common.errors import PageError
 from corpus.extract.charset import decode
+from corpus.extract.tree import prepare
 
 # htmldate: only the page's metadata (the extensive search takes a quarter of the extraction time), and no clock
 _DATE_OPTIONS = {"original_date": True, "extensive_search": False, "max_date": "2100-01-01"}
@@ -23,8 +24,6 @@ _DATE_OPTIONS = {"original_date": True, "extensive_search": False, "max_date": "
 # A tag takes 2 KB and 0.1 ms during extraction, so a page with this many takes 450 MB and exceeds extract_timeout.
 # The largest number among 181 real pages is 3,229.
 MAX_TAGS = 250_000
-_HIDDEN = """.//template | .//*[@hidden][not(self::body)] | .//*[@style][not(self::body)]
-  [contains(translate(@style, 'DISPLAYNOE \t\r\n', 'displaynoe'), 'display:none')]"""
 _PARAGRAPH = re.compile(r"<(p|div|br|h[1-6]|li|td|pre)\b", re.IGNORECASE)
 _MIN_LINK_SHARE = 2 / 3  # of a paragraph's letters; 0.5 to 0.9 give the same F1 within 0.001
 
@@ -60,15 +59,8 @@ class HtmlPage:
 
     @property
     def visible(self) -> Any:
-        """A copy of the tree without hidden elements, and with lists in tables, which trafilatura drops, as lines."""
-        tree = deepcopy(self.tree)
-        for hidden in tree.xpath(_HIDDEN):
-            hidden.drop_tree()
-        for element in tree.xpath("(.//td | .//th)//*[self::ul or self::ol or self::li]"):
-            if element.tag == "li":
-                element.addnext(tree.makeelement("br"))
-            element.drop_tag()
-        return tree
+        """A copy of the tree, prepared for extractors: see corpus.extract.tree."""
+        return prepare(deepcopy(self.tree))
 
     @property
     def date(self) -> str:
@@ -127,16 +119,18 @@ def _load_newspaper() -> Extractor:
 
 def _load_resiliparse() -> Extractor:
     from resiliparse.extract.html2text import extract_plain_text
-    from resiliparse.parse.html import HTMLTree
+    from resiliparse.parse.html import HTMLTree, NodeType
 
     # F1 .934 on 181 real pages; .898 with comments, the texts of images and the lines of author and date
     options: dict[str, Any] = {"main_content": True, "alt_texts": False, "comments": False, "post_meta": False}
 
     def run(page: HtmlPage) -> Extracted | None:
         tree = HTMLTree.parse(page.html)
-        for element in tree.body.query_selector_all("[style*=none i]") if tree.body else ():  # it knows the others
-            if "display:none" in "".join(element["style"].lower().split()):
-                element["hidden"] = ""
+        body: Any = tree.body or ()
+        # a walk, as each access to the result of a query costs a pass over the page; it knows other hidden elements
+        styled = (node for node in body if node.type == NodeType.ELEMENT and node.hasattr("style"))
+        for element in [node for node in styled if "display:none" in "".join(node["style"].lower().split())]:
+            element["hidden"] = ""
         # lxml takes longer for the whole page than resiliparse for everything: it gets the head alone
         head = HtmlPage(f"<html>{tree.head.html if tree.head else ''}<body><p></p></body></html>", page.url)
         title = " ".join((tree.title or "").split())
@@ -191,16 +185,22 @@ def extract(body: bytes, content_type: str, url: str, extractors: Sequence[Extra
 def without_boilerplate(text: str, title: str, tree: Any) -> str:
     """Remove the title at the beginning, which has its own field, and link paragraphs.
 
+    The heading of a section stays even if it is the title: it is one of a book, of which the page is a part.
     A link paragraph is mostly a link: "Read more: …", "Sign up for our newsletter". A page that would lose half its
     text is a list of links and stays unchanged. F1 .958 -> .961; on the 990 pages .920 -> .922.
     """
     lines = text.split("\n")
     heading = _letters(title)
-    while lines and _letters(lines[0]) in heading:
+    sections = _headings(tree, "h2", "h3", "h4") - _headings(tree, "h1")
+    while lines and (first := _letters(lines[0])) in heading and first not in sections:
         del lines[0]
     links = set(_link_paragraphs(tree))
     kept = "\n".join(line for line in lines if _letters(line) not in links)
     return kept if 2 * len(kept) > len(text) else text
+
+
+def _headings(tree: Any, *tags: str) -> set[str]:
+    return {_letters("".join(heading.itertext())) for heading in tree.iter(*tags)}
 
 
 def _link_paragraphs(tree: Any) -> Iterator[str]:
