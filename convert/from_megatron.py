@@ -62,6 +62,8 @@ def convert(settings: Settings, name: str, path: Path, options: Options) -> str:
     state = f"no optimiser state for {optimizer}: it starts from zero, and the learning rate with its warm-up"
     if source.has_moments(optimizer):
         state = f"optimiser state for {optimizer} after {source.step} steps"
+        if source.estimated and optimizer == "muon":
+            state += f" (the second moment of {', '.join(source.estimated)}, which Muon updated there, is estimated)"
     return (
         f"{written}: weights, {state}; iteration {progress.iteration}, {progress.consumed_samples} samples consumed; "
         f"logits equal the source's within {proof.relative_difference:.1e} of the largest"
