@@ -128,7 +128,7 @@ def add_emerging_optimizers() -> None:
 
 
 def make_muon(model: Any, layer_wise: bool) -> Any:
-    """Megatron's Muon for the matrices, and its Adam for the rest."""
+    """Megatron's Muon for the matrices, and its Adam for the rest; the layer-wise one saves bfloat16 models only."""
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.muon import get_megatron_muon_optimizer
@@ -136,6 +136,9 @@ def make_muon(model: Any, layer_wise: bool) -> Any:
     model.ddp_config = DistributedDataParallelConfig()
     model.buffers, model.expert_parallel_buffers = [], []
     config = OptimizerConfig(optimizer="muon", lr=0.0, min_lr=0.0, weight_decay=0.0, muon_momentum=0.75)
+    if layer_wise:
+        model.bfloat16()
+        config.bf16, config.params_dtype = True, torch.bfloat16
     return get_megatron_muon_optimizer(config, [model], layer_wise_distributed_optimizer=layer_wise)
 
 
@@ -152,9 +155,10 @@ def save_distributed(model: Any, saved: dict[str, Any], output: Path, name: str)
     from megatron.core.dist_checkpointing import save
 
     optimizer = make_muon(model, name == "dist_muon") if name else make_adam(model)
-    for parameter in model.parameters():
-        parameter.grad = parameter.detach().clone()
     for each in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for group in each.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = parameter.detach().clone()
         each.optimizer.step()
     sharded = model.sharded_state_dict(metadata={})
     state = optimizer.sharded_state_dict(sharded, metadata={"chained_optim_avoid_prefix": True})
