@@ -55,6 +55,21 @@ def test_a_profile_that_cannot_be_written_ends_no_training(tmp_path: Path, monke
     assert "profile/iter_0000003-0000005/rank_00000: no profile: " in line and "No space left" in line
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_on_a_gpu_there_is_a_snapshot_of_its_allocations(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Of a GPU that is not there: only the files and the calls are looked at."""
+    kept = list[object]()
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled="all", **_: kept.append(enabled))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).write_text("snapshot"))
+    train = TrainSettings(iterations=100, profile=(3, 4))
+    with Profile(tmp_path, train, World(0, 1, torch.device("cuda", 0))) as profile:
+        for iteration in range(1, 7):
+            profile.begin(iteration)
+            torch.ones(2).add(1)
+    assert kept == ["all", None]
+    assert [Path(name).suffix for name in names(tmp_path)] == [".json", ".pickle", ".txt"]
+
+
 def test_iterations_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[5, 3\] ends before it begins"):
         TrainSettings(iterations=9, profile=(5, 3))
