@@ -1,6 +1,7 @@
 """Before the first step, every node is checked, and a bad one is named."""
 
 import os
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from common.errors import JobError
 from common.settings import ModelSettings
 from tests.training.helpers import ALONE, launch, make_run, settings_of
 from training.launch import preflight
-from training.launch.preflight import Report, find_error, find_warnings
+from training.launch.preflight import Report, describe, find_error, find_warnings
 from training.launch.rank import read_launch
 
 GB = 10**9
@@ -43,6 +44,8 @@ def test_what_is_odd_is_one_warning_that_names_the_node(
     (found,) = find_warnings(reports)
     assert found.startswith("node2: ") and says in found
     assert find_error(reports, Path("run"), GB) == ""
+    table = [re.split("  +", line) for line in describe(reports).splitlines()]
+    assert table[1] == ["node1", "8 x H100", "4 of 8", "70.0 of 80.0 GB", "100.0 GB"]
 
 
 def test_a_disk_without_space_for_a_checkpoint_is_an_error_that_names_a_node() -> None:

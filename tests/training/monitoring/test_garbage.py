@@ -22,6 +22,7 @@ def test_a_training_collects_at_multiples_of_a_number_and_at_no_other_time(tmp_p
 
     def step(session: Any, iteration: int, *arguments: Any) -> Any:
         seen.append((iteration, len(collections)))
+        assert gc.get_freeze_count() > 1000, "modules are not looked at again"
         for _ in range(20_000):  # far more than Python waits for
             Node()
         return train_step(session, iteration, *arguments)
