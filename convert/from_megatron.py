@@ -6,9 +6,9 @@
 Writes RUN/models/NAME/iter_*, for the data and settings of that model in the configuration; its sizes must be those of
 the checkpoint. `python -m training.train` with the same configuration continues there, in any layout.
 
-Weights are always converted. The moments of train.optimizer are converted if the source names all of them
-(Megatron-core's torch_dist, DeepSpeed's ZeRO, ours); otherwise they start from zero, the learning rate starts with its
-warm-up, and the command says so. The order of the data is this toolkit's.
+Weights are always converted. The moments of train.optimizer are converted if the source names all of them: those of
+AdamW and Muon in Megatron-core's torch_dist and ours, of Adam in DeepSpeed's ZeRO. Otherwise they start from zero, the
+learning rate starts with its warm-up, and the command says so. The order of the data is this toolkit's.
 """
 
 import sys
@@ -62,6 +62,8 @@ def convert(settings: Settings, name: str, path: Path, options: Options) -> str:
     state = f"no optimiser state for {optimizer}: it starts from zero, and the learning rate with its warm-up"
     if source.has_moments(optimizer):
         state = f"optimiser state for {optimizer} after {source.step} steps"
+        if source.estimated and optimizer == "muon":
+            state += f" (the second moment of {', '.join(source.estimated)}, which Muon updated there, is estimated)"
     return (
         f"{written}: weights, {state}; iteration {progress.iteration}, {progress.consumed_samples} samples consumed; "
         f"logits equal the source's within {proof.relative_difference:.1e} of the largest"

@@ -27,6 +27,8 @@ from training.launch.process_group import World
 from training.metrics.boards import open_boards
 from training.metrics.device import device_name
 from training.metrics.logger import MetricsLogger
+from training.metrics.profile import Profile
+from training.monitoring.garbage import collected_together
 from training.monitoring.guard import Guard
 from training.monitoring.heartbeat import Heartbeat
 from training.monitoring.run_lock import RunLock
@@ -83,10 +85,15 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
             MetricsLogger(
                 folder, experiment, world, session.timers, boards, progress, plan.attention, lock.is_held
             ) as logger,
+            Profile(folder, train, world) as profile,
+            collected_together() as collect,
         ):
             guard = Guard(train, experiment.watch, progress.guard)
             tokenizer = plan.tokenizer if train.sample_interval else None
-            trainer = Trainer(session, data, folder, lock, stop, heartbeat, guard, writer, logger, progress, tokenizer)
+            trainer = Trainer(
+                session, data, folder, lock, stop, heartbeat, guard, writer, logger, progress, tokenizer,
+                begin=(collect, profile.begin),
+            )  # fmt: skip
             with closing(step_batches(session, data.train, progress.consumed_samples)) as batches:
                 trainer.run(batches)
         finished = bool(trainer.progress.end(train))

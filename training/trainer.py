@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,8 @@ class Trainer:
     progress: Progress
     tokenizer: Tokenizer | None
     """For the texts of train.sample_interval."""
+    begin: Sequence[Callable[[int], None]] = ()
+    """Called before each iteration with its number."""
     blamed: list[int] = field(default_factory=list)
     """Iterations whose documents were named. Each costs a third of a step, and 0.25 MB with 512 samples."""
     empty_parts: set[str] = field(default_factory=set)
@@ -60,6 +62,8 @@ class Trainer:
         train = self.session.experiment.train
         taken = steps_taken(self.session.optimizer)  # position in the learning-rate schedule
         for iteration in range(self.progress.iteration + 1, train.iterations + 1):
+            for call in self.begin:
+                call(iteration)
             step = self._step(iteration, batches, learning_rate(taken, train))
             taken += step.taken
             last = iteration == train.iterations

@@ -17,8 +17,8 @@ _RUNNING: Any = {
     "train": {
         "micro_batch_size", "accumulation", "recompute", "compile", "readers", "attention", "loss", "kernels",
         "deterministic", "log_interval", "eval_interval", "eval_batches", "save_interval", "async_save", "keep_last",
-        "keep_every", "keep_best", "sample_interval", "sample_prompt", "allow_slow", "allow_tight",
-        "allow_optimizer_change",
+        "keep_every", "keep_best", "sample_interval", "sample_prompt", "profile", "profile_ranks", "allow_slow",
+        "allow_tight", "allow_optimizer_change",
     },
 }  # fmt: skip
 # The same training, longer or shorter. All other keys: a new training (`training.model_folder.is_finished`).
@@ -49,6 +49,7 @@ _NEEDS = (
       for key in ("initial_loss_scale", "loss_scale_window", "hysteresis")),
     Need("train.eval_interval", lambda one: split_shares(one.train.split)[1], "a validation share in train.split"),
     Need("train.sample_prompt", lambda one: one.train.sample_interval, "train.sample_interval"),
+    Need("train.profile_ranks", lambda one: one.train.profile, "train.profile"),
     Need("train.keep_every", lambda one: one.train.keep_last, "train.keep_last"),
     Need("watch.spike_reaction", lambda one: one.watch.spike, "watch.spike above 0"),
 )  # fmt: skip

@@ -131,6 +131,10 @@ class TrainSettings(Section):
     micro-batch, in a pipeline those of a global batch. 0: none."""
     sample_prompt: str = ""
     """How these texts begin. Empty: with end-of-text."""
+    profile: tuple[PositiveInt, PositiveInt] | None = None
+    """[first, last]: iterations to write a profile of to MODEL/profile: a Chrome trace and the use of memory."""
+    profile_ranks: list[NonNegativeInt] = [0]
+    """Ranks that write a profile."""
     save_interval: PositiveInt = 1000
     """Iterations between two checkpoints; one more is written at the end."""
     async_save: bool = False
@@ -161,6 +165,13 @@ class TrainSettings(Section):
     def cooldown_length(self) -> int:
         """Number of iterations of the cooldown of wsd."""
         return self.cooldown_iterations or round(0.1 * self.decay_end)
+
+    @field_validator("profile")
+    @classmethod
+    def _first_is_first(cls, profile: tuple[int, int] | None) -> tuple[int, int] | None:
+        if profile and profile[0] > profile[1]:
+            raise ValueError(f"[{profile[0]}, {profile[1]}] ends before it begins; give [first, last]")
+        return profile
 
     @field_validator("split")
     @classmethod

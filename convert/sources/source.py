@@ -20,7 +20,7 @@ from torch import Tensor
 from common.errors import CheckpointError
 from common.tokenizer import Tokenizer
 from training.checkpoint.files import StoredTensor
-from training.moments import moments_of
+from training.moments import ADAMW, moments_of
 from training.tensors import Sizes, all_names, leaf_of
 
 _ELEMENTS = 4 << 20  # per band of rows
@@ -258,9 +258,30 @@ class Source:
     """More for the report, JSON types: versions, arguments of the training."""
 
     def has_moments(self, optimizer: str) -> bool:
-        """Whether every tensor has the moments that `optimizer` keeps of it, and their number of steps is known."""
+        """Whether every tensor has the moments that `optimizer` keeps of it, and their number of steps is known.
+
+        To Muon, the second moment of a matrix that has the first one is not missing: it is `estimated`.
+        """
         return self.step is not None and all(
-            name in found and found[name].shape == tensor.shape
-            for name, tensor in self.tensors.items()
-            for found in (self.moments.get(kind, {}) for kind in moments_of(leaf_of(name), optimizer))
+            self._has(kind, name) or (optimizer == "muon" and name in self.estimated)
+            for name in self.tensors
+            for kind in moments_of(leaf_of(name), optimizer)
         )
+
+    @property
+    def estimated(self) -> tuple[str, ...]:
+        """What AdamW updates here, but Muon where the source was trained: it has `exp_avg` without `exp_avg_sq`.
+
+        These are the position embeddings of Megatron-core.
+        """
+        first, second = ADAMW
+        return tuple(
+            name
+            for name, tensor in self.tensors.items()
+            if not leaf_of(name).conv1d and len(tensor.shape) == 2
+            if self._has(first, name) and not self._has(second, name)
+        )
+
+    def _has(self, kind: str, name: str) -> bool:
+        found = self.moments.get(kind, {})
+        return name in found and found[name].shape == self.tensors[name].shape

@@ -24,11 +24,11 @@ from convert.sources.names import Name, parse
 from convert.sources.ranks import architecture, qkv_order
 from convert.sources.source import Sharded, Source
 from convert.sources.zero import number_in
-from training.moments import ADAMW
+from training.moments import ADAMW, NAMES
 
 _COMMON = "common_state/"
 _PARTS = ("args", "iteration", "checkpoint_version")  # objects of their own in torch_dcp folders
-_OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?:state\.(exp_avg|exp_avg_sq|fp32_param|param)\.)?(.+)")
+_OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?:state\.([^.]+)\.)?(.+)")
 _MASTERS = ("fp32_param", "param")
 _Keys = Mapping[str, Name]
 """Keys of one kind (weights, a moment), and what they name."""
@@ -119,14 +119,17 @@ def _read_common(dcp: Dcp) -> Mapping[str, Any]:
 def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:
     """The keys of weights (""), moments and masters, and notes about what is left."""
     kinds: dict[str, dict[str, Name]] = {kind: {} for kind in ("", *ADAMW, *_MASTERS)}
-    flat = any("optimizer.distributed." in key for key in dcp.objects)
+    flat, left = any("optimizer.distributed." in key for key in dcp.objects), set[str]()
     for key in dcp.shapes:
         kind, bare = "", key
         if found := _OPTIMIZER.fullmatch(key):
             if found[1] is None:
                 flat = True
                 continue
-            kind, bare = found.groups()
+            kind, bare = NAMES.get(found[1], found[1]), found[2]
+            if kind not in kinds:
+                left.add(kind)
+                continue
         if bare.startswith(("rng_state", "opt_param_scheduler")):
             continue
         try:
@@ -135,7 +138,9 @@ def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:
             raise file_error(dcp.folder / ".metadata", f"unknown tensor {key!r}: no GPT-2 has it") from None
         if name is not None:
             kinds[kind][key] = name
-    return kinds, ["optimizer state that is not stored per parameter (flat buffers) is left"] if flat else []
+    notes = ["optimizer state that is not stored per parameter (flat buffers) is left"] if flat else []
+    notes += [f"optimizer state {kind!r} is left: neither AdamW nor Muon has it" for kind in sorted(left)]
+    return kinds, notes
 
 
 def _load(
@@ -156,10 +161,12 @@ def _load(
 
 
 def _step(common: Mapping[str, Any]) -> int | None:
-    """The optimizer's steps, where its kinds keep them."""
+    """The optimizer's steps, where its kinds keep them; of chained ones, by number, the first that counts them."""
     outer = fields(common.get("optimizer"))
-    inner = fields(outer.get("optimizer")) or outer
-    groups = inner.get("param_groups")
-    found = [fields(inner.get("state")).get("common_step")]
-    found += [fields(group).get("step") for group in groups] if isinstance(groups, list) else []
+    found: list[Any] = []
+    for chained in [outer, *(fields(each) for key, each in outer.items() if isinstance(key, int))]:
+        inner = fields(chained.get("optimizer")) or chained
+        groups = inner.get("param_groups")
+        found.append(fields(inner.get("state")).get("common_step"))
+        found += [fields(group).get("step") for group in groups] if isinstance(groups, list) else []
     return next((step for value in found if (step := number_in(value)) is not None), None)

@@ -6,11 +6,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from common.settings import TrainSettings
 from convert.assemble import assemble
 from convert.sources.source import Source
 from training import checkpoint
 from training.checkpoint import Progress, Replicas, SavedRun, Shard
-from training.moments import moments_of
+from training.moments import ADAMW, moments_of
 from training.planning.run import Plan
 from training.tensors import leaf_of
 
@@ -30,7 +31,7 @@ def write(source: Source, folder: Path, plan: Plan) -> Path:
     return checkpoint.write(
         SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train),
         {key: Shard(shape, (0,) * len(shape), shape) for key, shape in shapes.items()},
-        _Assembled(source, shapes, source.has_moments(optimizer)),
+        _Assembled(source, shapes, source.has_moments(optimizer), plan.experiment.train),
         progress(source, plan),
         Replicas(),
     )
@@ -45,8 +46,10 @@ def progress(source: Source, plan: Plan) -> Progress:
 class _Assembled(Mapping[str, Tensor]):
     """The tensors of a checkpoint of ours by name, each made when it is asked for; absent moments are zeros."""
 
-    def __init__(self, source: Source, shapes: Mapping[str, tuple[int, ...]], has_moments: bool) -> None:
-        self.source, self.shapes, self.has_moments = source, shapes, has_moments
+    def __init__(
+        self, source: Source, shapes: Mapping[str, tuple[int, ...]], has_moments: bool, train: TrainSettings
+    ) -> None:
+        self.source, self.shapes, self.has_moments, self.train = source, shapes, has_moments, train
 
     def __getitem__(self, key: str) -> Tensor:
         kind, _, name = key.partition(".")
@@ -56,7 +59,19 @@ class _Assembled(Mapping[str, Tensor]):
             return torch.zeros(self.shapes[key])
         if kind == "step":
             return torch.tensor(float(self.source.step or 0))
+        if kind == ADAMW[1] and name in self.source.estimated:
+            return self._second_moment(self[f"{ADAMW[0]}.{name}"])
         return assemble(self.source, name, dtype=torch.float32, tensor=self.source.moments[kind][name])
+
+    def _second_moment(self, momentum: Tensor) -> Tensor:
+        """AdamW's second moment of a matrix, from its momentum: the same for all elements.
+
+        Of gradients that are mostly noise, an average with the decay rate b has (1 - b) / (1 + b) of the variance. A
+        second moment of 0 makes the first steps ten times too large (docs/optimizers.md).
+        """
+        decay, beta2 = self.train.muon_momentum, self.train.betas[1]
+        variance = momentum.square().mean() * (1 + decay) / (1 - decay)
+        return torch.full_like(momentum, float(variance) * (1 - beta2 ** (self.source.step or 0)))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)

@@ -12,11 +12,11 @@ import psutil
 import pytest
 import submitit
 
-from cluster import TrainingJob, cancel, logs, status
+from cluster import TrainingJob, cancel, logs, status, submission
 from common.files import read_json, read_rows
 from tests.conftest import ROOT
 from tests.helpers import assert_one_line_error, called, wait_for
-from tests.training.helpers import make_run
+from tests.training.helpers import make_run, settings_of
 from training.model_folder import checkpoint_folders, iteration_of
 
 LONG = 10**6
@@ -111,3 +111,10 @@ def test_cancel_saves_and_a_waiter_ends_with_one_line(run: Run) -> None:
     waited = subprocess.CompletedProcess(waiting.args, waiting.returncode, "", errors)
     assert_one_line_error(waited, "cancelled", "cluster.submit")
     assert run.state["state"] == "cancelled" and not (run.model / "stop").exists() and not run.processes()
+
+
+def test_a_local_job_has_the_time_limit_of_its_model_in_minutes(tmp_path: Path) -> None:
+    settings = settings_of(make_run(tmp_path, parallel={"tensor": 2}))
+    job = TrainingJob(str(tmp_path / "settings.yaml"), "tiny")
+    executor = submission._local_executor(settings, job, 90)
+    assert (executor.parameters["timeout_min"], executor.parameters["tasks_per_node"]) == (90, 2)

@@ -83,9 +83,8 @@ def in_other_blocks(source: Source) -> Source:
 
 def merged(source: Source, moment: str = "") -> dict[str, Tensor]:
     """All tensors of a source, or a moment of each, in our layout."""
-    return {
-        name: assemble(source, name, tensor=source.moments[moment][name] if moment else None) for name in source.tensors
-    }
+    tensors = source.moments[moment] if moment else dict.fromkeys(source.tensors)
+    return {name: assemble(source, name, tensor=tensor) for name, tensor in tensors.items()}
 
 
 def refused(folder: Path, *parts: str, **options: Any) -> None:

@@ -1,9 +1,10 @@
 """Megatron-core's own GPTModel, on CPUs: loads a checkpoint strictly, computes logits, and saves what it loaded.
 
-    python tests/convert/megatron_core_job.py ITER_FOLDER TENSOR PIPELINE OUTPUT_FOLDER
+    python tests/convert/megatron_core_job.py ITER_FOLDER TENSOR PIPELINE OUTPUT_FOLDER [muon|dist_muon]
 
 Writes OUTPUT_FOLDER/logits.pt for the tokens 0 to 19, and as Megatron-LM does OUTPUT_FOLDER/mp_rank_*. A torch_dist
-folder is saved as one.
+folder is saved as one, with the state of Adam or of Megatron's Muon; dist_muon, its layer-wise distributed optimizer,
+has two data ranks.
 """
 
 import sys
@@ -11,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -98,27 +100,78 @@ def save_logits(model: Any, args: Namespace, stage: int, pipeline: int, path: Pa
             torch.save(result[0, :, : args.vocab_size].clone(), path)
 
 
-def save_distributed(model: Any, saved: dict[str, Any], output: Path) -> None:
-    """torch_dist, with the state of Adam after a step with the learning rate 0, whose gradients are the weights."""
-    from megatron.core.dist_checkpointing import save
+def add_emerging_optimizers() -> None:
+    """A stand-in for the package of this name, which needs Python 3.12: Megatron's Muon derives from its class.
+
+    Only what it keeps matters here: a step with the learning rate 0 makes no matrix orthogonal.
+    """
+
+    class OrthogonalizedOptimizer(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float, momentum_beta: float, **_options: Any) -> None:
+            super().__init__(params, {"lr": lr, "momentum_beta": momentum_beta})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    state = self.state[parameter]
+                    momentum = state.setdefault("momentum_buffer", torch.zeros_like(parameter))
+                    momentum.lerp_(parameter.grad, 1 - group["momentum_beta"])
+
+    package: Any = ModuleType("emerging_optimizers")
+    package.__path__ = []
+    optimizers: Any = ModuleType("emerging_optimizers.orthogonalized_optimizers")
+    optimizers.OrthogonalizedOptimizer, optimizers.get_muon_scale_factor = OrthogonalizedOptimizer, None
+    utils: Any = ModuleType("emerging_optimizers.orthogonalized_optimizers.muon_utils")
+    utils.newton_schulz_tp = None
+    sys.modules |= {module.__name__: module for module in (package, optimizers, utils)}
+
+
+def make_muon(model: Any, layer_wise: bool) -> Any:
+    """Megatron's Muon for the matrices, and its Adam for the rest; the layer-wise one saves bfloat16 models only."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.muon import get_megatron_muon_optimizer
+
+    model.ddp_config = DistributedDataParallelConfig()
+    model.buffers, model.expert_parallel_buffers = [], []
+    config = OptimizerConfig(optimizer="muon", lr=0.0, min_lr=0.0, weight_decay=0.0, muon_momentum=0.75)
+    if layer_wise:
+        model.bfloat16()
+        config.bf16, config.params_dtype = True, torch.bfloat16
+    return get_megatron_muon_optimizer(config, [model], layer_wise_distributed_optimizer=layer_wise)
+
+
+def make_adam(model: Any) -> Any:
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.optimizer import FP32Optimizer
 
     adam = torch.optim.Adam(model.parameters(), lr=0.0)
-    optimizer = FP32Optimizer(adam, OptimizerConfig(optimizer="adam", lr=0.0), lambda *_arguments: None)
-    for parameter in model.parameters():
-        parameter.grad = parameter.detach().clone()
-    adam.step()
-    state = optimizer.sharded_state_dict(model.sharded_state_dict(metadata={}))
-    save({**saved, "model": model.sharded_state_dict(metadata={}), "optimizer": state}, str(output))
+    return FP32Optimizer(adam, OptimizerConfig(optimizer="adam", lr=0.0), lambda *_arguments: None)
 
 
-def work(rank: int, source: Path, tensor: int, pipeline: int, output: Path) -> None:
+def save_distributed(model: Any, saved: dict[str, Any], output: Path, name: str) -> None:
+    """torch_dist, with the optimizer's state after a step with the learning rate 0, whose gradients are the weights."""
+    from megatron.core.dist_checkpointing import save
+
+    optimizer = make_muon(model, name == "dist_muon") if name else make_adam(model)
+    for each in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for group in each.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = parameter.detach().clone()
+        each.optimizer.step()
+    sharded = model.sharded_state_dict(metadata={})
+    state = optimizer.sharded_state_dict(sharded, metadata={"chained_optim_avoid_prefix": True})
+    save({**saved, "model": sharded, "optimizer": state}, str(output))
+
+
+def work(rank: int, world: int, source: Path, tensor: int, pipeline: int, output: Path, optimizer: str) -> None:
     torch.set_num_threads(1)
     pretend_cuda()
+    add_emerging_optimizers()
     from megatron.core import dist_checkpointing, parallel_state
 
-    dist.init_process_group("gloo", f"file://{output}.store", rank=rank, world_size=tensor * pipeline)
+    dist.init_process_group("gloo", f"file://{output}.store", rank=rank, world_size=world)
     parallel_state.initialize_model_parallel(tensor, pipeline)
     stage, shard = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
     name = f"mp_rank_{shard:02d}" + (f"_{stage:03d}" if pipeline > 1 else "")
@@ -132,7 +185,7 @@ def work(rank: int, source: Path, tensor: int, pipeline: int, output: Path) -> N
     save_logits(model, args, stage, pipeline, output / "logits.pt" if shard == 0 else None)
     saved = {"args": args, "checkpoint_version": 3.0, "iteration": content["iteration"]}
     if distributed:
-        save_distributed(model, saved, output)
+        save_distributed(model, saved, output, optimizer)
     else:
         (output / name).mkdir()
         torch.save({**saved, "model": model.state_dict_for_save_checkpoint()}, output / name / "model_optim_rng.pt")
@@ -141,6 +194,7 @@ def work(rank: int, source: Path, tensor: int, pipeline: int, output: Path) -> N
 
 
 if __name__ == "__main__":  # megatron-core's writer spawns processes that import this file
-    source, tensor, pipeline, output = sys.argv[1:]
-    arguments = (Path(source), int(tensor), int(pipeline), Path(output))
-    spawn(work, arguments, nprocs=int(tensor) * int(pipeline))  # type: ignore[no-untyped-call]
+    source, tensor, pipeline, output, optimizer = (*sys.argv[1:], "")[:5]
+    world = int(tensor) * int(pipeline) * (2 if optimizer == "dist_muon" else 1)
+    arguments = (world, Path(source), int(tensor), int(pipeline), Path(output), optimizer)
+    spawn(work, arguments, nprocs=world)  # type: ignore[no-untyped-call]

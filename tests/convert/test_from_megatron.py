@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from convert.assemble import assemble
 from convert.from_megatron import main
 from convert.sources.find import open_source
+from tests.convert.sources.torch_dist_files import add_model, padded, write_folder
 from tests.helpers import run_main
 from tests.training.helpers import Capsys, copy_run, launch_ok, make_run, refusal, train_tiny
 from training import train
@@ -48,6 +49,33 @@ def test_the_new_runs_optimizer_gets_its_moments_if_the_source_has_them(tmp_path
     for kind in old:
         assert new[kind].keys() == old[kind].keys()  # the matrices of the layers have no exp_avg_sq
         assert all(torch.equal(new[kind][name].read(), old[kind][name].read()) for name in old[kind]), kind
+
+
+def test_megatron_cores_muon_goes_on_and_its_position_embeddings_get_a_second_moment(
+    tmp_path: Path, capsys: Capsys
+) -> None:
+    config, models = make_run(tmp_path, train={"optimizer": "muon", "muon_momentum": 0.75}), tmp_path / "models"
+    assert train_tiny(config) == 0
+    old, theirs = open_source(models / "tiny"), tmp_path / "iter_0000004"
+    kept = {kind: {name: tensor.read() for name, tensor in found.items()} for kind, found in old.moments.items()}
+    second = kept["exp_avg_sq"].pop("wpe.weight")  # AdamW's here, Muon's there
+    muons = {name: kept["exp_avg"].pop(name) for name in old.tensors if name not in kept["exp_avg_sq"]}
+    weights = {name: tensor.read() for name, tensor in old.tensors.items()}
+    common = {"iteration": 4, "optimizer": {0: {}, 1: {"state": {"common_step": torch.tensor(4.0)}}}}
+    writer = write_folder(theirs, weights, old.model, common=common)
+    for kind, tensors in {"momentum_buffer": muons, **kept}.items():
+        add_model(writer, padded(tensors), prefix=f"optimizer.state.{kind}.", n_layer=old.model.n_layer)
+    writer.close()
+    words = ("--config", config, "--model", "tiny", "--name", "muon", "train.iterations=5")
+    assert run_main(main, "--checkpoint", theirs, *words) == 0
+    assert "for muon after 4 steps (the second moment of wpe.weight, which Muon" in capsys.readouterr().out
+    new = open_source(models / "muon").moments
+    for kind, tensors in {"exp_avg": muons | kept["exp_avg"], "exp_avg_sq": kept["exp_avg_sq"]}.items():
+        assert all(torch.equal(new[kind][name].read(), tensor) for name, tensor in tensors.items()), kind
+    (estimate,) = new["exp_avg_sq"]["wpe.weight"].read().unique()
+    assert float(estimate) == pytest.approx(float(muons["wpe.weight"].square().mean()) * 7 * (1 - 0.999**4), rel=1e-5)
+    assert second.shape == muons["wpe.weight"].shape
+    assert run_main(train.main, "--config", config, "--model", "tiny", "--name", "muon", "train.iterations=5") == 0
 
 
 def test_without_moments_it_says_so_and_training_starts_from_the_weights(tmp_path: Path, capsys: Capsys) -> None:

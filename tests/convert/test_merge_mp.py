@@ -12,6 +12,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from common.errors import InputError
+from common.progress import Meter
 from convert.assemble import assemble
 from convert.merge_mp import main, merge
 from convert.proof import prove
@@ -45,10 +46,19 @@ def files_of(folder: Path) -> dict[str, bytes | str]:
     }
 
 
-def test_transformers_loads_the_merged_folder_with_equal_logits(run: Path, tmp_path: Path) -> None:
-    output = tmp_path / "merged"
+def test_transformers_loads_the_merged_folder_with_equal_logits(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, meters = tmp_path / "merged", list[Meter]()
+
+    def meter(*arguments: Any) -> Meter:
+        meters.append(Meter(*arguments))
+        return meters[-1]
+
+    monkeypatch.setattr("convert.merge_mp.Meter", meter)
     assert run_main(main, "--checkpoint", run, "--output", output, "--dry-run") == 0 and not output.exists()
     assert run_main(main, "--checkpoint", run, "--output", output) == 0
+    assert [meter.done for meter in meters] == [meter.total for meter in meters] != []
     theirs = GPT2LMHeadModel.from_pretrained(output).eval()
     assert theirs.config.vocab_size == 257  # the true vocabulary: padding is not exported
     ours, _ = load_model(run)

@@ -27,6 +27,7 @@ from tests.convert.encoded import SMALL, assert_equal, truth
 from tests.convert.helpers import as_conv1d, merged, source_of
 from tests.numerics import assert_close, logit_terms
 from training.inference.load import model_from_weights
+from training.tensors import leaf_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,11 +38,11 @@ OTHER = {"tied": False, "activation": "gelu", "n_inner": 64, "layer_norm_epsilon
 TOKENS = torch.arange(megatron_core_job.TOKENS)[None]
 
 
-def loaded(folder: Path, tensor: int, pipeline: int, **options: Any) -> tuple[Source, Tensor]:
+def loaded(folder: Path, tensor: int, pipeline: int, optimizer: str = "", **options: Any) -> tuple[Source, Tensor]:
     """What megatron-core saves after it has loaded the checkpoint in `folder`, and its logits."""
     saved = folder.with_name("saved")
     saved.mkdir()
-    job = [sys.executable, megatron_core_job.__file__, folder, tensor, pipeline, saved]
+    job = [sys.executable, megatron_core_job.__file__, folder, tensor, pipeline, saved, optimizer]
     result = subprocess.run(list(map(str, job)), capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     return open_source(saved, Options(**options)), torch.load(saved / "logits.pt", weights_only=True)
@@ -77,3 +78,23 @@ def test_torch_dist_has_our_logits_and_its_moments_are_read(tmp_path: Path) -> N
     with torch.no_grad():
         expected = model_from_weights(sizes, truth())(TOKENS)[0]
     assert_close(found, expected, terms=logit_terms(SMALL))
+
+
+@pytest.mark.parametrize(("optimizer", "tensor", "pipeline"), [("muon", 2, 1), ("dist_muon", 1, 2)])
+def test_its_muon_keeps_a_momentum_of_every_matrix_position_embeddings_included(
+    optimizer: str, tensor: int, pipeline: int, tmp_path: Path
+) -> None:
+    write(source_of(truth(), iteration=7), tmp_path, tp=tensor, pp=pipeline)
+    source, _ = loaded(tmp_path / "iter_0000007", tensor, pipeline, optimizer, vocab_size=SMALL.vocab_size)
+    weights = truth()
+    if optimizer == "dist_muon":
+        weights = {name: tensor.bfloat16().float() for name, tensor in weights.items()}
+        assert "float32 masters (52 of 52 tensors)" in source.notes[0]
+    assert_equal(merged(source), weights)
+    assert (source.step, source.estimated) == (1, ("wpe.weight",))
+    assert source.has_moments("muon") and not source.has_moments("adamw")
+    first, second = merged(source, "exp_avg"), merged(source, "exp_avg_sq")
+    muons = {name for name in truth() if leaf_of(name).conv1d} | {"wpe.weight"}
+    assert first.keys() == truth().keys() and second.keys() == truth().keys() - muons
+    for name, gradient in weights.items():
+        torch.testing.assert_close(first[name], (0.25 if name in muons else 0.1) * gradient)

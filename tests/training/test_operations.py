@@ -37,9 +37,15 @@ selected: list[Sequence[str]] = []
 """The kernels that were selected, in every start."""
 
 
-def choose(folder: Path, seconds: float | None = 0.0, dropout: float = 0.0, **train: Any) -> dict[str, Any]:
+def choose(
+    folder: Path,
+    seconds: float | None = 0.0,
+    model: dict[str, Any] | None = None,
+    parallel: dict[str, Any] | None = None,
+    **train: Any,
+) -> dict[str, Any]:
     """Start a run that takes `seconds`; returns what it records, and the kernels that it selects."""
-    config = make_run(folder / "run", train=train, model={"dropout": dropout})
+    config = make_run(folder / "run", train=train, model={"dropout": 0.0, **(model or {})}, parallel=parallel or {})
     experiment = make_plan(settings_of(config), "tiny").experiment
     operations.choose_operations(experiment, GPU, folder, seconds)
     return {**read_json(folder / "operations.json"), "selected": selected[-1]}
@@ -54,11 +60,47 @@ def test_the_fastest_attention_is_recorded_and_used_again(tmp_path: Path, used: 
     choose(tmp_path, micro_batch_size=4, global_batch_size=8)  # other shapes: measured again
     assert used[-1] == "flash"
     monkeypatch.setattr(operations, "measure_attention", lambda *_: {"math": 1.0})
-    choose(tmp_path, dropout=0.1, micro_batch_size=4, global_batch_size=8)
+    choose(tmp_path, model={"dropout": 0.1}, micro_batch_size=4, global_batch_size=8)
     assert used[-1] == "math"
     monkeypatch.setattr(operations, "measure_attention", lambda *given: dict.fromkeys(given[-1], 1.0))
     choose(tmp_path, micro_batch_size=4, global_batch_size=8, reset_attention_mask=True)  # flash has no mask
     assert used[-1] == "efficient"
+
+
+def test_another_value_of_anything_that_decides_is_another_choice(
+    tmp_path: Path, used: list[str], monkeypatch: Patch
+) -> None:
+    measured: list[object] = []
+    monkeypatch.setattr(
+        operations, "measure_attention", lambda *given: measured.append(given) or dict.fromkeys(given[-1], 1.0)
+    )
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda _mode: None)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+    def start(**changes: Any) -> int:
+        """How many choices were made in all after two starts."""
+        for _ in range(2):
+            choose(tmp_path, **changes)
+        return len(measured)
+
+    assert start() == 1
+    settings = {"attention": "flash", "kernels": "off", "compile": "blocks", "recompute": "full"}
+    settings |= {"deterministic": True, "reset_attention_mask": True}
+    changes: list[dict[str, Any]] = [{name: value} for name, value in settings.items()]
+    # two ranks have as many heads each as one with half of the heads
+    changes.append({"model": {"n_head": 8, "n_embd": 64}, "parallel": {"tensor": 2}})
+    for change in changes:
+        before = start()
+        assert start(**change) == before + 1, change
+    others = (
+        (torch.cuda, "get_device_name", lambda _device: "another"),
+        (torch, "__version__", "another"),
+        (operations, "precision_type", lambda *_: torch.float16),
+    )
+    for where, name, value in others:
+        before = start()
+        monkeypatch.setattr(where, name, value)
+        assert start() == before + 1, name
 
 
 def test_a_deterministic_run_chooses_among_kernels_that_repeat() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from common.settings import Experiment, ModelSettings, TrainSettings
+from training.kernels.adamw import reference_adamw_
 from training.model import GPT2
 from training.optimizer import learning_rate, make_optimizer
 
@@ -82,8 +83,13 @@ def test_parameters_that_no_decay_names_do_not_decay_by_default_those_of_one_dim
     assert groups.get(0.5, []) == [id(p) for p in named.values() if id(p) not in spared]
 
 
-def test_two_steps_equal_the_papers_with_the_configured_betas_eps_and_decay() -> None:
-    """Loshchilov and Hutter 2019, algorithm 2; eps is large so that it shows."""
+@pytest.mark.parametrize("kernel", [False, True])
+def test_two_steps_equal_the_papers_with_the_configured_betas_eps_and_decay(
+    kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loshchilov and Hutter 2019, algorithm 2; eps is large so that it shows. Also by our kernel's arithmetic."""
+    monkeypatch.setattr("training.optimizer.library.selected", lambda *_: kernel)
+    monkeypatch.setattr("training.optimizer.adamw_", reference_adamw_)
     train = TrainSettings(iterations=1, lr=0.1, betas=(0.5, 0.75), eps=0.3, weight_decay=0.2)
     matrix, bias = nn.Parameter(torch.full((2, 2), 3.0)), nn.Parameter(torch.full((2,), 3.0))
     optimizer = make_optimizer({"wte.weight": matrix, "ln_f.bias": bias}, Experiment(model=TINY, train=train))

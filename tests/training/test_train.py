@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 from collections import Counter
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,6 +134,17 @@ def test_a_run_that_would_take_months_on_cpus_is_refused(tmp_path: Path, capsys:
     config = make_run(tmp_path, train={"warmup_iterations": 1})
     assert "allow_slow" in refusal(capsys, main, "--config", config, "--model", "tiny", "train.iterations=10000000000")
     assert not list((tmp_path / "models/tiny").glob("iter_*"))
+
+
+def test_its_time_is_that_of_all_micro_batches_of_a_step_on_the_slowest_rank(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_run(tmp_path, train={"warmup_iterations": 1, "micro_batch_size": 2, "global_batch_size": 8})
+    monkeypatch.setattr("training.job.time", SimpleNamespace(perf_counter=count(0, 5).__next__))
+    monkeypatch.setattr("training.job.all_gather", lambda seconds: [seconds, seconds + 2.0])
+    assert "at 28 s per iteration" in refusal(
+        capsys, main, "--config", config, "--model", "tiny", "train.iterations=1000000"
+    )
 
 
 @pytest.mark.parametrize(

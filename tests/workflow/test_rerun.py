@@ -69,6 +69,7 @@ HARMLESS = (
     *("scrape.contact=me@site.example", "scrape.concurrency=9", "scrape.retries=9", "max_bad_share=0.5"),
     *("dedup.memory_gb=9", "dedup.ranges=2", "dedup.jobs=3", "repeats.memory_gb=9", "scrape.archive=true"),
     *("evaluate.batch=9", "models.tiny.train.save_interval=9", "models.tiny.train.recompute=full"),
+    *("models.tiny.train.profile=[1,2]", "models.tiny.train.profile_ranks=[1]"),
     *("models.tiny.slurm.partition=p", "models.tiny.log.wandb=w", "cluster.corpus.shards_per_job=9"),
     "models.tiny.parallel={tensor: 2, pipeline: 2, data: 2}",
 )

@@ -40,7 +40,7 @@ def open_boards(
             except ImportError as error:
                 warn(f"no TensorBoard files ({error}): pip install tensorboard, or log.tensorboard: false")
         if on_rank0 and log.wandb:
-            boards.append(WeightsAndBiases(folder, log.wandb, name, config))
+            boards.append(WeightsAndBiases(folder, log.wandb, name, iteration, config))
         return boards
 
     return run_on_all_ranks(opened)
@@ -67,9 +67,13 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One run of a W&B project; MODEL_FOLDER/wandb.id keeps its id, so that a resumed run continues it."""
+    """One run of a W&B project per start. The starts of a model folder are a group, named by MODEL_FOLDER/wandb.id.
 
-    def __init__(self, folder: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
+    W&B's step is the iteration. With one run for all starts, the offline files of a start would replace those of the
+    one before when they are uploaded, and iterations after an older checkpoint could not be shown again.
+    """
+
+    def __init__(self, folder: Path, project: str, name: str, iteration: int, config: Mapping[str, Any]) -> None:
         import wandb
 
         path = folder / "wandb.id"
@@ -78,9 +82,8 @@ class WeightsAndBiases:
         try:
             self._run: Any = wandb.init(
                 project=project,
-                name=name,
-                id=path.read_text(encoding="utf-8").strip(),
-                resume="allow",
+                group=f"{name}-{path.read_text(encoding='utf-8').strip()}",
+                name=f"{name} from {iteration}",
                 dir=folder,
                 config=dict(config),
             )
@@ -89,12 +92,10 @@ class WeightsAndBiases:
             raise ConfigError(
                 f"models.{name}.log.wandb: {problem} (log in with `wandb login`, or set WANDB_MODE=offline)"
             ) from None
-        # W&B's own step must increase, but a resumed run repeats iterations
-        self._run.define_metric("*", step_metric="iteration")
 
     def show(self, figures: Mapping[str, float], iteration: int) -> None:
-        """Show one iteration's figures by name."""
-        self._run.log({**figures, "iteration": iteration})
+        """Show one iteration's figures by name; W&B joins those of one iteration."""
+        self._run.log(dict(figures), step=iteration)
 
     def close(self, success: bool) -> None:
         """Flush and close; `success` sets the run's status."""

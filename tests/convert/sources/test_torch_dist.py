@@ -26,6 +26,7 @@ from tests.convert.sources.torch_dist_files import (
 )
 from tests.training.checkpoint.planted import Touch, metadata_of, write_metadata
 from training.checkpoint.files import StoredTensor
+from training.tensors import leaf_of
 
 
 @pytest.fixture
@@ -118,6 +119,29 @@ def test_masters_and_moments_are_read(folder: Path, add: Any, tp: int, stacked: 
         assert_equal(merged(source, kind), tensors)
     assert f"{len(layers)} of 52 tensors" in source.notes[0]
     assert (source.step, len(source.notes)) == ((97, 1) if step else (100, 2))  # the iteration, if it is not recorded
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_muons_momenta_lie_beside_adams_moments_and_other_state_is_named(folder: Path, chained: bool) -> None:
+    """As one optimizer, or as two in a chain, of which the second counts the steps."""
+    groups = [{"param_groups": [{"lr": 0.1}]}, {"state": {"common_step": torch.tensor(97.0)}, "param_groups": []}]
+    common = {"optimizer": {number: {"optimizer": group} for number, group in enumerate(groups)}}
+    writer = write_folder(folder, truth(), tp=2, common=common)
+    muon, adam = "chained_0." * chained, "chained_1." * chained
+    matrices = {name: tensor * 2 for name, tensor in truth().items() if leaf_of(name).conv1d or name == "wpe.weight"}
+    others = {name: tensor * 3 for name, tensor in truth().items() if name not in matrices}
+    add_model(writer, matrices, prefix=f"{muon}optimizer.state.momentum_buffer.", tp=2)
+    add_model(writer, {"wpe.weight": matrices["wpe.weight"]}, prefix=f"{muon}optimizer.state.moment2.")
+    for kind in ("exp_avg", "exp_avg_sq"):
+        add_model(writer, padded(others), prefix=f"{adam}optimizer.state.{kind}.", tp=2)
+    writer.close()
+    source = open_folder(folder, Options())
+    assert_equal(merged(source, "exp_avg"), matrices | others)
+    assert_equal(merged(source, "exp_avg_sq"), others)
+    assert (source.step, source.estimated, source.has_moments("muon")) == (97, ("wpe.weight",), True)
+    assert not source.has_moments("adamw")
+    (note,) = source.notes
+    assert note == "optimizer state 'moment2' is left: neither AdamW nor Muon has it"
 
 
 def test_a_gap_between_flattened_parts_is_refused(folder: Path) -> None:

@@ -163,6 +163,7 @@ def test_the_command_writes_a_new_run_and_never_replaces_a_folder(
     arguments = ("--checkpoint", run, "--output", output, "--format", "v3")
     assert "--tp 3" in refusal(capsys, to_megatron.main, *arguments, "--tp", 3) and os.listdir(tmp_path) == ["run"]
     assert run_main(to_megatron.main, *arguments, "--tp", 4, "--pp", 2) == 0
+    assert "(v3), tensor 4 x pipeline 2, " in capsys.readouterr().out
     assert_equal(merged(open_source(output)), truth())
     before = files_of(output)
     ranks = {f"iter_0000100/mp_rank_{rank:02}_{stage:03}/model_optim_rng.pt" for rank in range(4) for stage in (0, 1)}

@@ -34,6 +34,9 @@ def test_the_phases_one_by_one_write_what_run_writes_or_name_what_is_damaged(tmp
         phases(shards, work, tmp_path / str(parts), parts, jobs)
         for path in sorted((tmp_path / "run").rglob("*.zst")):
             assert (tmp_path / str(parts) / path.relative_to(tmp_path / "run")).read_bytes() == path.read_bytes()
+    for key, value in {"shingle_characters": 6, "shingle_words": 3, "bands": 19, "rows": 5, "seed": 2}.items():
+        other = called(main, "bands", "--work", work, "--shards", 3, "--part", "0/1", f"dedup.{key}={value}")
+        assert_one_line_error(other, "other settings of dedup", f"{key} ")
     clusters, (first, *_) = work / "all.clusters", shards
     (tmp_path / "1" / first.name).unlink()
     arguments = ["filter", "--input", first, "--work", work, "--output-dir", tmp_path / "1"]

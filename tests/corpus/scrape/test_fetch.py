@@ -150,6 +150,9 @@ def test_each_time_limit_of_a_request_has_its_key() -> None:
 
     found = asyncio.run(limits())
     assert (found.sock_connect, found.sock_read) == (3, 5)
+    with rude_server({"drip.example/": rude.endless(b"x", 0.05)}) as server:  # 2 s until it is too large
+        settings = settings_for(server, page_timeout=0.5, obey_robots=False, retries=0, max_bytes=40)
+        assert fetch(settings, "http://drip.example/") == ["timeout"]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, OutageError
+from common.settings import BlacklistSettings, ScrapeSettings
+from corpus.scrape.journal import Journal
+from corpus.scrape.outcome_cache import OutcomeCache, outcome_settings
+from corpus.urls.rules import UrlRules
 from tests.corpus.scrape.shards import BIG, DOWN, URLS, Shard, fresh
 from tests.helpers import called, read_shard
 from tests.rude_server import Server, reply, rude_server
@@ -56,8 +60,24 @@ def test_outcomes_count_while_the_recorded_site_is_unchanged_in_whatever_order_i
         server.requested.clear()
         assert called("corpus.scrape", *shard.arguments(server.address), "--site", site).returncode == 0
         assert bool(server.requested) is (order == 1)
-    (site / "b").write_text("c")
+    (site / "b").rename(site / "c")
     assert called("corpus.scrape", *shard.arguments(DOWN), "--site", site).returncode == 75
+    (site / "c").rename(site / "b").write_text("c")
+    assert called("corpus.scrape", *shard.arguments(DOWN), "--site", site).returncode == 75
+
+
+@pytest.mark.parametrize(
+    ("reason", "key"),
+    [("too_large", "max_bytes"), ("too_many_redirects", "max_redirects"), ("extract_timeout", "extract_timeout")],
+)
+def test_what_a_limit_refused_is_tried_again_once_that_limit_is_larger(tmp_path: Path, reason: str, key: str) -> None:
+    url, rules = "http://one.example/", UrlRules(BlacklistSettings())
+    for limit, stale in ((2, None), (3, key), (2, None), (1, None)):
+        settings = ScrapeSettings.model_validate({key: limit})
+        with Journal(tmp_path / "pages", outcome_settings(settings)) as journal:
+            if url not in journal.known:
+                journal.append(url, reason=reason)
+            assert OutcomeCache(journal, [url], settings, rules).stale_key(0) == stale, limit
 
 
 def test_without_an_archive_other_extractors_need_consent_which_lasts_until_all_pages_are_fetched(

@@ -28,6 +28,14 @@ def test_an_item_gives_its_13_grams_and_one_of_8_to_13_words_itself(tmp_path: Pa
     assert len(ngrams(tmp_path, "中国的首都是哪个城市呢吗", settings=DecontaminateSettings()).texts) == 1
 
 
+def test_counts_are_of_one_collection_in_one_form_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ngrams(tmp_path, "a b c")
+    assert first.digest == ngrams(tmp_path, "a b c").digest != ngrams(tmp_path, "a b d").digest
+    before = first.digest
+    monkeypatch.setattr("corpus.text.ngrams._FORM", "another")
+    assert first.digest != before
+
+
 def test_json_lines_give_every_string_in_them(tmp_path: Path) -> None:
     path = tmp_path / "set.jsonl"
     path.write_bytes(orjson.dumps({"q": "a b", "choices": ["c d", {"e": "f g"}], "n": 1}) + b'\n["h i"]\nj k\n')

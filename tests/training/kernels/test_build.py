@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,14 +37,24 @@ def test_a_library_is_built_once_for_its_sources_and_architectures(tmp_path: Pat
     assert "-arch=sm_90" in calls.read_text() and "gelu.cu" in calls.read_text()
     assert build(nvcc(90)) == library != build(nvcc(80))
     assert len(calls.read_text().splitlines()) == 2
+    compiler = nvcc(90)
+    assert replace(compiler, flags=(*compiler.flags, "-G")).library != library
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "_version", lambda _path: "fake 2.0")
+        assert compiler.library != library
 
-    (tmp_path / "csrc").mkdir()
-    (tmp_path / "csrc/other.cu").write_text("// nothing")
-    monkeypatch.setattr(building, "SOURCES", tmp_path / "csrc")
-    building._stem.cache_clear()
+    folder, before = tmp_path / "csrc", {library}
+    folder.mkdir()
+    monkeypatch.setattr(building, "SOURCES", folder)
     try:
-        assert find_libraries(90) == []
-        assert build(nvcc(90)) != library
+        for name, text in ("other.cu", ""), ("other.cu", "// more"), ("head.cuh", ""), ("head.cuh", "// more"):
+            (folder / name).write_text(text)
+            building._stem.cache_clear()
+            assert find_libraries(90) == []
+            before.add(build(compiler))
+        (folder / "head.cuh").rename(folder / "file.cuh")
+        building._stem.cache_clear()
+        assert len({*before, compiler.library}) == 6
     finally:
         building._stem.cache_clear()
 

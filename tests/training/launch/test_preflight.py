@@ -1,14 +1,18 @@
 """Before the first step, every node is checked, and a bad one is named."""
 
 import os
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.training.helpers import launch, make_run, settings_of
+from common.errors import JobError
+from common.settings import ModelSettings
+from tests.training.helpers import ALONE, launch, make_run, settings_of
 from training.launch import preflight
-from training.launch.preflight import Report, find_error, find_warnings
+from training.launch.preflight import Report, describe, find_error, find_warnings
 from training.launch.rank import read_launch
 
 GB = 10**9
@@ -40,6 +44,8 @@ def test_what_is_odd_is_one_warning_that_names_the_node(
     (found,) = find_warnings(reports)
     assert found.startswith("node2: ") and says in found
     assert find_error(reports, Path("run"), GB) == ""
+    table = [re.split("  +", line) for line in describe(reports).splitlines()]
+    assert table[1] == ["node1", "8 x H100", "4 of 8", "70.0 of 80.0 GB", "100.0 GB"]
 
 
 def test_a_disk_without_space_for_a_checkpoint_is_an_error_that_names_a_node() -> None:
@@ -47,6 +53,17 @@ def test_a_disk_without_space_for_a_checkpoint_is_an_error_that_names_a_node() -
     found = find_error(reports, Path("run"), 2 * GB + 10**7)
     assert found.startswith("preflight: node1: run: ") and "2.000 GB" in found and "2.010 GB" in found
     assert find_error(reports, Path("run"), 2 * GB) == ""
+
+
+def test_a_checkpoint_has_the_weights_and_two_moments_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ModelSettings(n_layer=2, n_head=2, n_embd=8, seq_len=4, vocab_size=16)
+    for missing in (0, 1):
+        report = rank(0, disk_free=12 * model.parameters - missing)
+        monkeypatch.setattr(preflight, "_inspect", lambda *_, report=report: report)
+        with pytest.raises(JobError, match="a checkpoint has") if missing else nullcontext():
+            preflight.preflight(ALONE, None, tmp_path, model)
 
 
 def preflight_with_a_fault(argv: list[str]) -> int:
