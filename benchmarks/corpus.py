@@ -138,10 +138,11 @@ def datasketch_dedup(source: Path) -> Timed:
 
 
 def our_signatures(source: Path) -> Timed:
-    """MinHash with 120 permutations over character 5-grams."""
-    from corpus.dedup.shingles import MinHasher
+    """MinHash with 120 permutations over character 5-grams of the normalised text."""
+    from corpus.dedup.shingles import MinHasher, normalised
 
-    return _with_each(MinHasher(DedupSettings()).signature, source)
+    hasher = MinHasher(DedupSettings())
+    return _with_each(lambda text: hasher.signature(normalised(text)), source)
 
 
 def our_dedup(source: Path, target: Path) -> Timed:

