@@ -92,15 +92,16 @@ def by_the_rule(signatures: Signatures, edge_files: list[Path], rules: DedupSett
         one = documents[row]
         return row >= signatures.earlier, -len(one["text"]), key_of(one["id"], one["text"])
 
-    kept, fates = list[int](), Fates()
+    kept, fates, decided = list[int](), Fates(), dict[str, tuple[int, float]]()
     for row in sorted(range(len(texts)), key=order):
         mates = [one for one in kept if group[one] == group[row]] if row in new else []
-        likes = [(1.0, one) for one in mates if texts[one] == texts[row]]
-        paired = [(similar.get(frozenset((texts[row], texts[one]))), one) for one in mates]
-        likes = likes or [(each, one) for each, one in paired if each is not None]
-        likes = likes or [(each, one) for one in mates if (each := jaccard(sets[row], sets[one])) >= rules.threshold]
-        similarity, best = max(likes, key=lambda like: (like[0], -kept.index(like[1])), default=(1.0, row))
+        likes = [decided[texts[row]]] if row in new and texts[row] in decided else []  # equal texts go together
+        paired = [(one, similar.get(frozenset((texts[row], texts[one])), 0.0)) for one in mates]
+        likes = likes or [like for like in paired if like[1]]
+        likes = likes or [like for one in mates if (like := (one, jaccard(sets[row], sets[one])))[1] >= rules.threshold]
+        best, similarity = max(likes, key=lambda like: (like[1], -kept.index(like[0])), default=(row, 1.0))
         kept += [row] * (best == row)
+        decided.setdefault(texts[row], (best, similarity))
         fates[documents[row]["id"]] = documents[best]["id"], round(similarity, 4)
     return {name: fates[name] for name in (documents[row]["id"] for row in new)}
 
