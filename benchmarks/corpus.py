@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks import extract, harness
+from benchmarks import duplicates, extract, harness
 from benchmarks.harness import Case, Row, Timed, compare
 from benchmarks.inputs import cut, read_texts, with_copies, write_documents
 from common import cli
@@ -297,6 +297,8 @@ def merge_index(arguments: Namespace) -> Iterator[Row]:
 
 CASES: dict[str, Case] = {
     "clean": (clean, {"count": 1000, "rounds": 3, "texts": None}),
+    "datatrove": (duplicates.datatrove, {"count": 60_000, "peer": Path("datatrove")}),
+    "recall": (duplicates.recall, {"count": 20_000}),
     "dedup": (dedup, {"count": 5000, "rounds": 3}),
     "extract": (extract.measure, {"texts": None, "rounds": 3}),
     "merge_index": (merge_index, {"count": 300, "length": 128, "rounds": 3}),

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.files import scratch_file
+from common.progress import Meter
 from common.settings import DedupSettings
 from corpus.dedup.pairs import Rows, read_texts, text_of
 from corpus.dedup.shingles import Shingles, jaccard, parities, shingles
@@ -135,7 +136,7 @@ def _compare(
     compared = incomplete = 0
     group = np.cumsum(walk.begins)[texts]
     sizes = iter([int(np.median(walk.heads["size"][texts[low:high]])) for low, high in _spans(group)])
-    with _Kept(folder, settings.threshold) as kept:
+    with _Kept(folder, settings.threshold) as kept, Meter("dedup clusters", "texts", len(texts)) as meter:
         for batch, data in _batches(walk, texts, signatures, settings):
             for text in batch:
                 if walk.begins[text]:
@@ -150,6 +151,7 @@ def _compare(
                     if partner is None:
                         kept.add(text, own)
                 walk.decide(text, partner)
+                meter.advance()
     return compared, incomplete
 
 

@@ -7,19 +7,21 @@ from typing import Any
 
 import hypothesis
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.files import Document
 from common.settings import DedupSettings
 from common.workers import Workers
+from corpus.dedup import survivors
 from corpus.dedup.clusters import filter_shard, write_clusters
 from corpus.dedup.pairs import write_edges, write_pairs
 from corpus.dedup.segments import Segments
 from corpus.dedup.shingles import jaccard, normalised, shingles
 from corpus.dedup.signatures import Signatures, key_of, write_signatures
 from tests.corpus.dedup.test_against import signed
-from tests.corpus.dedup.test_run import edited
+from tests.corpus.dedup.test_run import edited, run
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 
 Fates = dict[str, tuple[str, float]]
@@ -129,3 +131,24 @@ def test_survivors_are_those_of_the_rule_whatever_shards_order_jobs_and_memory(
         chance.shuffle(documents)
         other = rules.model_copy(update={"memory_gb": chance.choice([1e-6, 1e-4]), "ranges": parts})
         assert phases(folder / "two", [documents[part::parts] for part in range(parts)], other, parts)[1] == fates
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_COMPARED", 1), ("_KEPT_BYTES", 256)], ids=["candidates", "bitmaps"])
+def test_where_a_limit_leaves_comparisons_out_documents_are_kept_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    texts = [edited(prose(1, 60), 0.07, number) for number in range(100)]
+    documents = [document(number, text) for number, text in enumerate(texts)]
+    sets = {one["id"]: shingles(normalised(one["text"]), RULES) for one in documents}
+    monkeypatch.setattr(survivors, limit, value)
+    found, figures = run(tmp_path / "limited", [documents])
+    assert 0 < figures["not_compared_with_all"] < figures["compared"]
+    removed = {one["id"]: one for one in found if "survivor" in one}
+    for name, one in removed.items():
+        assert one["survivor"] not in removed
+        assert one["similarity"] == round(jaccard(sets[name], sets[one["survivor"]]), 4) >= RULES.threshold
+    again = run(tmp_path / "again", [documents[::2], documents[1::2]], rules=DedupSettings(memory_gb=1e-6))
+    assert {one["id"]: one.get("survivor") for one in again[0]} == {one["id"]: one.get("survivor") for one in found}
+    monkeypatch.undo()
+    whole, figures = run(tmp_path / "whole", [documents])
+    assert figures["not_compared_with_all"] == 0 and sum("survivor" in one for one in whole) > len(removed)
