@@ -80,11 +80,10 @@ def shingles(text: Normalised, settings: DedupSettings) -> Shingles:
 
 def jaccard(first: Shingles, second: Shingles) -> float:
     """Intersection over union of two sets, each in ascending order."""
-    small, large = sorted((first, second), key=len)
-    index = np.searchsorted(large, small)
-    index[index == len(large)] = 0
-    common = int(np.count_nonzero(large[index] == small))
-    return common / (len(first) + len(second) - common)
+    both = np.concatenate([first, second])
+    both.sort(kind="stable")  # merges two sorted runs
+    common = int(np.count_nonzero(both[1:] == both[:-1]))
+    return common / (len(both) - common)
 
 
 def parities(of: Shingles, bits: int) -> NDArray[np.uint64]:

@@ -1,6 +1,6 @@
 """Phase 4, in a group of linked documents: which are kept, and which kept one each of the others resembles.
 
-The documents of a group are taken in order: those of earlier runs, then the longest first, ties by `key`. A document is
+The documents of a group are taken in order: those of earlier runs, then by `key`, the longest first. A document is
 removed if a kept one of its group is at or above the threshold; otherwise it is kept. It names the most similar of the
 kept ones with which phase 3 has compared it; if there is none, the most similar of all kept ones of the group. Only
 then texts are read. Equal similarities go to the first in the order.
@@ -56,9 +56,8 @@ class Choice(NamedTuple):
 
 def choose(members: Members, edges: Edges, signatures: Signatures, settings: DedupSettings, folder: Path) -> Choice:
     """Choose the survivors of some whole groups; scratch files are in `folder`."""
-    order = np.lexsort(
-        (members["exact"], members["key"], -members["size"], members["row"] >= signatures.earlier, members["root"])
-    )
+    new = members["row"] >= signatures.earlier
+    order = np.lexsort((members["exact"], members["key"], new, members["root"]))
     # documents with equal texts share the number of their text; texts are numbered in the order
     _, first, text = np.unique(members["exact"][order], return_index=True, return_inverse=True)
     number = np.argsort(np.argsort(first))
@@ -69,8 +68,7 @@ def choose(members: Members, edges: Edges, signatures: Signatures, settings: Ded
     compared, incomplete = _compare(walk, walk.undecided(), signatures, settings, folder)
     survivor = heads[np.array(walk.leader, dtype=np.int64)[text_of_member]]
     similarity = np.array(walk.similarity, dtype=np.float64)[text_of_member]
-    earlier = np.flatnonzero(members["row"] < signatures.earlier)
-    survivor[earlier] = earlier  # also one of two with the same text
+    survivor = np.where(new, survivor, np.arange(len(members)))  # of earlier ones both of two with the same text
     return Choice(survivor, similarity, compared, incomplete)
 
 

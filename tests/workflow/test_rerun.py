@@ -149,7 +149,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for stats, name in (("ingest/stats.json", "texts"), ("urls/stats.json", "urls.txt")):
         (folder / "results/x" / stats).write_text(json.dumps({"inputs": {name: fingerprint(folder / name)}}))
     assert snakemake(folder, "all", "--touch", "--forceall").returncode == 0
-    assert {path.suffix for path in (folder / "results/x/dedup/work").glob("*")} == {".signatures", ".removed"}
+    assert {path.suffix for path in (folder / "results/x/dedup/work").glob("*")} == {".signatures"}
     return folder
 
 

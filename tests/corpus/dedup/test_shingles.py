@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from common.settings import DedupSettings
 from corpus.dedup.shingles import jaccard, normalised, shingles
+from corpus.dedup.signatures import key_of
 from corpus.text.words import words
 
 CHARACTERS = DedupSettings()
@@ -20,6 +21,13 @@ def text_shingles(text: str, settings: DedupSettings) -> set[object]:
 
 def similarity(first: str, second: str, settings: DedupSettings) -> float:
     return jaccard(*(shingles(normalised(text), settings) for text in (first, second)))
+
+
+@given(st.integers(0, 1 << 22), st.integers(0, 1 << 22))
+def test_keys_put_the_longest_first_to_one_in_32768(one: int, other: int) -> None:
+    longer, shorter = (key_of("id", "x" * size) for size in sorted((one, other), reverse=True))
+    assert longer < shorter or abs(one - other) <= max(one, other) / 16384
+    assert key_of("id", "x" * 10) != key_of("other", "x" * 10) != key_of("other", "y" * 10)
 
 
 def test_neither_case_nor_white_space_nor_invisible_characters_make_texts_different() -> None:

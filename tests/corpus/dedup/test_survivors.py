@@ -90,9 +90,8 @@ def by_the_rule(signatures: Signatures, edge_files: list[Path], rules: DedupSett
         group = [group[one] if each == group[other] else each for each in group]
     similar = {frozenset((texts[one], texts[other])): each for (one, other), each in linked.items()}
 
-    def order(row: int) -> tuple[bool, int, int]:
-        one = documents[row]
-        return row >= signatures.earlier, -len(one["text"]), key_of(one["id"], one["text"])
+    def order(row: int) -> tuple[bool, int]:
+        return row in new, key_of(documents[row]["id"], documents[row]["text"])
 
     kept, fates, decided = list[int](), Fates(), dict[str, tuple[int, float]]()
     for row in sorted(range(len(texts)), key=order):
