@@ -3,7 +3,7 @@
 Groups of linked documents are the connected components over equal texts and edges. Segments of the file `.clusters`:
 those of shard NAME are JSON, in bytes, its removed documents as [[index in the shard, id of the kept document that it
 resembles, whether their normalised texts are equal, similarity], …]. `all.removed` stays for later runs: segments
-`removed`, (documents, 2) u64 flattened, each in ascending order: key of a removed document, hash of the kept one's id.
+`key`, those of removed documents, u64 in ascending order, and `kept`, the hashes of the ids of the kept ones, u64.
 """
 
 import os
@@ -191,7 +191,8 @@ def _write_removals(file: SegmentWriter, members: Members, ids: Sequence[bytes],
     removed = removed[members["key"][removed] != members["key"][survivor[removed]]]
     removed = removed[np.argsort(members["key"][removed], kind="stable")]
     kept = np.array([hash_of(ids[index].decode()) for index in survivor[removed].tolist()], dtype=np.uint64)
-    file.append("removed", np.stack([members["key"][removed], kept], axis=1).ravel())
+    file.append("key", members["key"][removed])
+    file.append("kept", kept)
 
 
 # ---------------------------------------------------------------------------------------------- phase 5: filter

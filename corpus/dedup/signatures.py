@@ -17,6 +17,7 @@ The shard itself is found by its path relative to this file, so a run can be mov
 import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -176,22 +177,22 @@ class Removals:
 
     def __init__(self, work: Path) -> None:
         path = work / REMOVALS
-        self._tables, self.checksum = list[NDArray[np.uint64]](), 0
+        self._tables, self.checksum = list[tuple[NDArray[np.uint64], NDArray[np.uint64]]](), 0
         taken_down = sorted(map(hash_of, removed_ids([work.parent.parent / REMOVED_IDS])))
         self._taken_down = np.array(taken_down, dtype=np.uint64)
         if path.exists():
             with Segments(path) as file:
-                for _ in file.each("removed"):  # verifies them
+                for _ in chain(file.each("key"), file.each("kept")):  # verifies them
                     pass
-                self._tables = [table.reshape(-1, 2) for table in file.mapped("removed")]
+                self._tables = list(zip(file.mapped("key"), file.mapped("kept"), strict=True))
                 self.checksum = file.checksum
 
     def has(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Whether each of some documents was removed, by their keys."""
         found = np.zeros(len(keys), dtype=np.bool_)
-        for table in self._tables:
-            place = np.minimum(np.searchsorted(table[:, 0], keys), len(table) - 1)
-            found |= (table[place, 0] == keys) & ~np.isin(table[place, 1], self._taken_down)
+        for key, kept in self._tables:
+            place = np.minimum(np.searchsorted(key, keys), len(key) - 1)
+            found |= (key[place] == keys) & ~np.isin(kept[place], self._taken_down)
         return found
 
 
