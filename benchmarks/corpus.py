@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks import documentation, extract, harness, language
+from benchmarks import documentation, duplicates, extract, harness, language
 from benchmarks.harness import Case, Row, Timed, compare
 from benchmarks.inputs import cut, read_texts, with_copies, write_documents
 from common import cli
@@ -138,10 +138,11 @@ def datasketch_dedup(source: Path) -> Timed:
 
 
 def our_signatures(source: Path) -> Timed:
-    """MinHash with 120 permutations over character 5-grams."""
-    from corpus.dedup.shingles import MinHasher
+    """MinHash with 120 permutations over character 5-grams of the normalised text."""
+    from corpus.dedup.shingles import MinHasher, normalised
 
-    return _with_each(MinHasher(DedupSettings()).signature, source)
+    hasher = MinHasher(DedupSettings())
+    return _with_each(lambda text: hasher.signature(normalised(text)), source)
 
 
 def our_dedup(source: Path, target: Path) -> Timed:
@@ -296,6 +297,8 @@ def merge_index(arguments: Namespace) -> Iterator[Row]:
 
 CASES: dict[str, Case] = {
     "clean": (clean, {"count": 1000, "rounds": 3, "texts": None}),
+    "datatrove": (duplicates.datatrove, {"count": 60_000, "peer": Path("datatrove")}),
+    "recall": (duplicates.recall, {"count": 20_000}),
     "dedup": (dedup, {"count": 5000, "rounds": 3}),
     "documentation": (documentation.measure, {"texts": None, "count": 40}),
     "extract": (extract.measure, {"texts": None, "rounds": 3}),

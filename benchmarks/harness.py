@@ -127,6 +127,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "size": {"metavar": "NAME", "help": "size of the model"},
     "texts": {"type": cli.input_path, "nargs": "+", "metavar": "DIR", "help": "real texts or pages"},
     "micro-batch": {"type": cli.positive_int, "metavar": "N", "help": "samples"},
+    "peer": {"type": Path, "metavar": "DIR", "help": "virtual environment of the peer; made if it does not exist"},
     "dropout": {"type": float, "metavar": "P", "help": "probability"},
     "tensor": {"type": cli.positive_int, "metavar": "N", "help": "tensor-parallel ranks"},
     "kernels": {"choices": ("on", "off"), "help": "whether our kernels are selected"},

@@ -1,14 +1,15 @@
-"""Remove exact and near duplicates: one document of each cluster survives, chosen deterministically.
+"""Remove exact and near duplicates. Each removed document resembles one that is kept, and names it.
 
     python -m corpus.dedup run --input clean/*.jsonl.zst --output-dir dedup
     python -m corpus.dedup run --input clean --output-dir dedup dedup.threshold=0.8 --stats dedup/stats.json --workers 4
 
 Survivors go to DIR/<shard>.jsonl.zst in their order, the others to DIR/removed/<shard>.jsonl.zst, each with the id of
-its `survivor`. Two documents are duplicates if their normalised texts are equal, or if the true Jaccard similarity of
-their character 5-gram sets reaches the threshold; MinHash-LSH only proposes the pairs to compare. The longest document
-of a cluster survives, ties go to the smallest id; shards, order and workers make no difference.
+its `survivor` and their similarity. Two documents are duplicates if their normalised texts are equal, or if the true
+Jaccard similarity of their character 5-gram sets reaches the threshold; MinHash-LSH only finds what to compare. The
+longest come first: a document is kept unless a kept one is its duplicate. Shards, order and workers make no difference.
 
-`run` does everything on one machine. On a cluster each phase is a job (docs/dedup.md):
+`run` does everything on one machine; the figures are in DIR/clusters.json. After a kill, the same command goes on after
+the last finished phase. On a cluster each phase is a job (docs/dedup.md):
 
     python -m corpus.dedup signatures --input clean/0000.jsonl.zst --work work
     python -m corpus.dedup bands      --work work --part 0/8
@@ -22,7 +23,7 @@ One job of `bands` or `verify` may do several parts: `--part 0/8 4/8`.
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from common.console import warn
 from common.errors import EmptyResultError, InputError
 from common.files import (
     check_outputs,
+    digest,
     expand_inputs,
     require_distinct_stems,
     require_regular,
@@ -40,16 +42,17 @@ from common.files import (
     shard_stem,
     write_json,
 )
-from common.files.writing import remove_own
+from common.files.writing import first_foreign_file, remove_own
 from common.settings import DedupSettings, Settings
 from common.stats import Stats, no_documents
 from common.workers import Workers
 from corpus.dedup.clusters import filter_shard, outputs_of, write_clusters
 from corpus.dedup.pairs import write_edges, write_pairs
 from corpus.dedup.segments import Segments
-from corpus.dedup.signatures import Signatures, write_signatures
+from corpus.dedup.signatures import Signatures, fingerprint, place_of, write_signatures
 
-_OWN = re.compile(r".+\.(signatures|pairs|edges|clusters)(\.tmp)?")  # files in the folder work.tmp/
+_OWN = re.compile(r".+\.(signatures|pairs|edges|clusters|removed)(\.tmp)?")  # files in the folder work.tmp/
+_FIGURES = "clusters.json"
 
 Share = tuple[int, int]
 """(J, N): job J of N."""
@@ -68,7 +71,7 @@ _PHASES = {
     "signatures": "phase 1: signatures of the documents of a shard",
     "bands": "phase 2: pair the documents that agree in a band",
     "verify": "phase 3: the true similarity of the pairs",
-    "clusters": "phase 4: join duplicates into clusters and choose survivors",
+    "clusters": "phase 4: choose the survivors of each group of linked documents",
     "filter": "phase 5: the survivors of a shard",
 }
 
@@ -107,35 +110,59 @@ def dedup(
 ) -> Stats:
     """Deduplicate shards together, all phases through one pool of workers.
 
-    Raises InputError for unreadable input and for a folder work.tmp/ that holds other files, EmptyResultError if there
-    is no document at all.
+    What a killed run has finished is used again if the shards have the same content. Raises InputError for unreadable
+    input and for a folder work.tmp/ that holds other files, EmptyResultError if there is no document at all.
     """
-    stats = Stats("dedup")
     work = output_dir / "work.tmp"  # not `work`, where the phases on a cluster write
-    files = [_signatures_of(path, work) for path in inputs]
-    shares = [(part, workers) for part in range(workers)]
-    remove_own(work, _OWN.fullmatch)  # what a killed run left
+    if work.exists() and first_foreign_file(work, _OWN.fullmatch):
+        remove_own(work, _OWN.fullmatch)  # raises
     try:
-        with Workers(workers) as pool:  # ends before its working folder is removed
-            for path, output in zip(inputs, files, strict=True):
-                write_signatures(path, output, settings, pool, max_bad_share)
-            signatures = Signatures(files, settings)
-            if signatures.count == signatures.earlier:
-                raise EmptyResultError(no_documents(inputs, inputs[0].parent.parent))
-            stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in signatures.own)
-            for phase in (_bands, _verify):
-                for _ in pool.map(partial(phase, work, files, settings), shares):
-                    pass
-            stats.extra |= _clusters(work, files, settings)
-            filtered = partial(filter_shard, clusters=work / "all.clusters", output_dir=output_dir)
-            for part in pool.map(filtered, inputs):
-                stats.add(part)
-    finally:
+        stats = _all_phases(inputs, work, output_dir, settings, workers, max_bad_share)
+    except (InputError, EmptyResultError):
         remove_own(work, _OWN.fullmatch)
-        with suppress(OSError):  # leave no empty folder after bad input
+        with suppress(OSError):  # leave no empty folder
             output_dir.rmdir()
+        raise
+    remove_own(work, _OWN.fullmatch)
     assert stats.documents_in == stats.documents_out + stats.reasons.total(), "no document is lost"
     return stats
+
+
+def _all_phases(
+    inputs: Sequence[Path], work: Path, output_dir: Path, settings: DedupSettings, workers: int, max_bad_share: float
+) -> Stats:
+    stats, files = Stats("dedup"), [_signatures_of(path, work) for path in inputs]
+    shares = [(part, workers) for part in range(workers)]
+    with Workers(workers) as pool:
+        for path, output in zip(inputs, files, strict=True):
+            content = {"settings": fingerprint(settings), "source": digest(path), "shard": place_of(path, output)}
+            if not _is_finished(output, content | {"bad_lines": 0}):
+                write_signatures(path, output, settings, pool, max_bad_share)
+        signatures = Signatures(files, settings)
+        if signatures.count == signatures.earlier:
+            raise EmptyResultError(no_documents(inputs, inputs[0].parent.parent))
+        stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in signatures.own)
+        for phase, kind, key in ((_bands, "pairs", "ranges"), (_verify, "edges", "threshold")):
+            made = {"jobs": workers, "signatures": signatures.digest, key: getattr(settings, key)}
+            left = [share for share in shares if not _is_finished(work / f"{share[0]}.{kind}", made)]
+            for _ in pool.map(partial(phase, work, files, settings), left):
+                pass
+        figures = _clusters(work, files, settings)
+        filtered = partial(filter_shard, clusters=work / "all.clusters", output_dir=output_dir)
+        for part in pool.map(filtered, inputs):
+            stats.add(part)
+    write_json(output_dir / _FIGURES, figures)
+    stats.extra |= figures
+    return stats
+
+
+def _is_finished(path: Path, made: Mapping[str, Any]) -> bool:
+    """Whether a killed run has finished a file, and made it from the same content in the same way."""
+    try:
+        info = Segments(path).info
+    except InputError:  # missing, or cut short
+        return False
+    return all(info.get(name) == value for name, value in made.items())
 
 
 def _bands(work: Path, files: Sequence[Path], settings: DedupSettings, share: Share) -> str:
@@ -172,7 +199,7 @@ def _run_phase(arguments: argparse.Namespace, settings: Settings) -> None:
             require_regular(shards, "corpus.dedup run")
             require_distinct_stems(shards)
             outputs = [path for shard in shards for path in outputs_of(shard, arguments.output_dir)]
-            check_outputs([*outputs, arguments.stats], shards)
+            check_outputs([*outputs, arguments.output_dir / _FIGURES, arguments.stats], shards)
             stats = dedup(shards, arguments.output_dir, rules, arguments.workers, settings.max_bad_share)
             stats.finish(arguments.stats)
         case "signatures":

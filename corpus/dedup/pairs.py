@@ -2,7 +2,8 @@
 
 A column of hashes is read once, in parts of its range that fit in memory. In a group of equal hashes, each document
 is paired with the first and with the previous one: O(n) pairs for a group of any size. Groups are ordered by `key`, so
-that pairs do not depend on shards; earlier documents (`dedup.against`) come first and are not paired with each other.
+that pairs do not depend on shards, and the first document is the longest, which is the likeliest to be kept; earlier
+documents (`dedup.against`) come before all others and are not paired with each other.
 
 Segments of phase 2, some parts of columns per job: `exactB` and `nearB`, the pairs of block B, (pairs, 2) i64
 flattened; the first document of a pair decides its block. Segments of phase 3, one job per block: `edges`, the pairs
@@ -18,9 +19,11 @@ from numpy.typing import NDArray
 from common.progress import Meter
 from common.settings import DedupSettings
 from corpus.dedup.segments import Segments, write_segments
-from corpus.dedup.shingles import jaccard, shingles
+from corpus.dedup.shingles import Normalised, jaccard, normalised, shingles
 from corpus.dedup.signatures import Signatures
 
+Rows = NDArray[np.int64]
+"""Documents by their index in all shards."""
 Pairs = NDArray[np.int64]
 """Rows of two documents, shape (pairs, 2), the smaller row first."""
 
@@ -61,7 +64,8 @@ def near_pairs(
     first = np.ones(len(order), dtype=np.bool_)
     first[1:] = (np.diff(hashes[order]) != 0) | (np.diff(exact[order]) != 0)
     order = order[first]
-    return exact_pairs(rows[order], hashes[order], key[order], earlier)
+    order = order[np.lexsort((exact[order], key[order], rows[order] >= earlier, hashes[order]))]
+    return pairs_in_groups(hashes[order], rows[order])
 
 
 def part_of(rows: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
@@ -78,7 +82,7 @@ def columns_of(part: int, parts: int, settings: DedupSettings) -> list[tuple[int
 def write_pairs(signatures: Signatures, output: Path, settings: DedupSettings, part: int, parts: int) -> int:
     """Pair the documents that agree in a column of this job, in one block per job; returns the number of pairs."""
     passes = 1 + signatures.count * _BYTES_PER_ROW // (settings.memory_bytes * settings.ranges)
-    info = {"jobs": parts, "signatures": signatures.digest}
+    info = {"jobs": parts, "ranges": settings.ranges, "signatures": signatures.digest}
     total = 0
     with write_segments(output, info) as file, Meter("dedup bands", "columns") as meter:
         for column, number in columns_of(part, parts, settings):
@@ -137,16 +141,24 @@ def similarities(pairs: Pairs, signatures: Signatures, settings: DedupSettings) 
     Texts are held, not their shingles, which take 24 times as much: reading fewer frames twice is worth hashing a text
     again.
     """
-    rows = np.unique(pairs)
-    texts = {
-        row: document["text"].encode() for row, document in zip(rows.tolist(), signatures.documents(rows), strict=True)
-    }
-    found, last, one = np.empty(len(pairs)), -1, shingles("", settings)
+    texts = read_texts(np.unique(pairs), signatures)
+    found, last, one = np.empty(len(pairs)), -1, shingles(normalised(""), settings)
     for index, (first, second) in enumerate(pairs.tolist()):
         if first != last:
-            last, one = first, shingles(texts[first].decode(), settings)
-        found[index] = jaccard(one, shingles(texts[second].decode(), settings))
+            last, one = first, shingles(text_of(texts[first]), settings)
+        found[index] = jaccard(one, shingles(text_of(texts[second]), settings))
     return found
+
+
+def read_texts(rows: NDArray[np.int64], signatures: Signatures) -> dict[int, bytes]:
+    """The normalised texts of some rows in ascending order, in UTF-8."""
+    documents = zip(rows.tolist(), signatures.documents(rows), strict=True)
+    return {row: normalised(document["text"]).encode() for row, document in documents}
+
+
+def text_of(data: bytes) -> Normalised:
+    """A text of `read_texts`."""
+    return Normalised(data.decode())
 
 
 def write_edges(
@@ -154,9 +166,10 @@ def write_edges(
 ) -> tuple[int, int]:
     """Verify the candidates of a block; returns the numbers of candidates and of edges."""
     pairs = read_pairs(pair_files, signatures, "near", block)
+    info = {"jobs": len(pair_files), "threshold": settings.threshold, "signatures": signatures.digest}
     edges = 0
     with (
-        write_segments(output, {"candidates": len(pairs), "signatures": signatures.digest}) as file,
+        write_segments(output, info | {"candidates": len(pairs)}) as file,
         Meter("dedup verify", "pairs", len(pairs)) as meter,
     ):
         for chunk in chunks(pairs, signatures, settings.memory_bytes):

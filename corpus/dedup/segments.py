@@ -32,6 +32,7 @@ _WRITERS = {
     ".pairs": "dedup bands",
     ".edges": "dedup verify",
     ".clusters": "dedup clusters",
+    ".removed": "dedup clusters",
     ".units": "repeats count",
     ".repeats": "repeats sum",
 }

@@ -1,19 +1,29 @@
-"""Shingles of a text as 64-bit numbers, their MinHash, and the true Jaccard similarity of two sets of them.
+"""The normalised form of a text, its shingles as 64-bit numbers, their MinHash, and the Jaccard similarity of two sets.
 
-A shingle is `shingle_characters` successive characters (or `shingle_words` words), identified by a multilinear hash
-(Lemire and Kaser, 2014) mod 2**64: two different shingles of five characters collide with probability below 2**-43.
+    normalised("Soft\u00adly\n  SAID")   # "softly said": neither case, white space nor invisible characters matter
+
+Exact duplicates are equal in this form, and shingles are taken from it. A shingle is `shingle_characters` successive
+characters (or `shingle_words` words of corpus/text/words.py), identified by a multilinear hash (Lemire and Kaser, 2014)
+mod 2**64: two different shingles of five characters collide with probability below 2**-43.
 """
 
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NewType
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from common.settings import DedupSettings
+from corpus.text.words import fold, words
+
+RULE = 2
+"""Version of the normalised form and of shingles. Signatures of different versions are never compared."""
+
+Normalised = NewType("Normalised", str)
+"""A text in the form in which documents are compared."""
 
 Shingles = NDArray[np.uint64]
 """The distinct shingles of a text in ascending order."""
@@ -29,11 +39,16 @@ def _keys(count: int) -> NDArray[np.uint64]:
     return np.random.RandomState(2014).randint(0, 1 << 63, count, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
 
 
+def normalised(text: str) -> Normalised:
+    """NFKC_Casefold, which removes soft hyphens and zero-width characters; then white space as single spaces."""
+    return Normalised(" ".join(fold(text).split()))
+
+
 def codes(text: str, settings: DedupSettings) -> NDArray[np.uint64]:
     """The shingle at every position of a text; a text shorter than a shingle is padded to one."""
     if settings.shingle_words:
         length = settings.shingle_words
-        hashes = [xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass")) for word in text.split()]
+        hashes = [xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass")) for word in words(text) or [text]]
         values = np.array(hashes, dtype=np.uint64)
     else:
         length = settings.shingle_characters
@@ -47,7 +62,7 @@ def codes(text: str, settings: DedupSettings) -> NDArray[np.uint64]:
     return code
 
 
-def _code_blocks(text: str, settings: DedupSettings) -> Iterator[NDArray[np.uint64]]:
+def _code_blocks(text: Normalised, settings: DedupSettings) -> Iterator[NDArray[np.uint64]]:
     """`codes`, one piece at a time, so that a text of 50 MB takes a megabyte (unless shingles are of words)."""
     overlap = settings.shingle_characters - 1
     step = len(text) + 1 if settings.shingle_words else _PIECE
@@ -55,7 +70,7 @@ def _code_blocks(text: str, settings: DedupSettings) -> Iterator[NDArray[np.uint
         yield codes(text[start : start + step + overlap], settings)
 
 
-def shingles(text: str, settings: DedupSettings) -> Shingles:
+def shingles(text: Normalised, settings: DedupSettings) -> Shingles:
     """The set of a text's shingles."""
     code = np.sort(codes(text, settings))
     new = np.ones(len(code), dtype=np.bool_)
@@ -65,11 +80,17 @@ def shingles(text: str, settings: DedupSettings) -> Shingles:
 
 def jaccard(first: Shingles, second: Shingles) -> float:
     """Intersection over union of two sets, each in ascending order."""
-    small, large = sorted((first, second), key=len)
-    index = np.searchsorted(large, small)
-    index[index == len(large)] = 0
-    common = int(np.count_nonzero(large[index] == small))
-    return common / (len(first) + len(second) - common)
+    both = np.concatenate([first, second])
+    both.sort(kind="stable")  # merges two sorted runs
+    common = int(np.count_nonzero(both[1:] == both[:-1]))
+    return common / (len(both) - common)
+
+
+def parities(of: Shingles, bits: int) -> NDArray[np.uint64]:
+    """Whether an odd number of shingles fall on each of `bits` bits, a power of two: shape (bits / 64,)."""
+    slots = (of * _MIX) >> np.uint64(65 - bits.bit_length())
+    odd = np.bincount(slots.astype(np.int64), minlength=bits) & 1
+    return np.packbits(odd.astype(np.bool_)).view(np.uint64)
 
 
 def shingle_hash(code: NDArray[np.uint64]) -> NDArray[np.uint32]:
@@ -98,7 +119,7 @@ class MinHasher:
         self._a, self._b = (values[:, None] for values in permutations)
         self._buffer = np.empty((len(self._a), _BLOCK), dtype=np.uint32)
 
-    def signature(self, text: str) -> NDArray[np.uint32]:
+    def signature(self, text: Normalised) -> NDArray[np.uint32]:
         """The minimum of a * h + b mod 2**32 over the shingles of a text, per permutation: shape (bands * rows,)."""
         least = np.full(len(self._a), 0xFFFFFFFF, dtype=np.uint32)
         for code in _code_blocks(text, self._settings):

@@ -4,7 +4,7 @@ Segments, one row per document, 262,144 rows at a time, beside the columns of ha
 
 | name | dtype | content |
 |---|---|---|
-| key | u64 | hash of id and text: orders documents independently of shards |
+| key | u64 | orders documents independently of shards, the longest first: see `key_of` |
 | exact | u64 | hash of the normalised text |
 | size | i64 | characters |
 | lines | i64 (documents, 2) | position and length of the document's line in the decompressed shard |
@@ -15,9 +15,9 @@ The shard itself is found by its path relative to this file, so a run can be mov
 """
 
 import os
-import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +28,38 @@ from numpy.typing import NDArray
 
 from common.config import read_yaml
 from common.errors import InputError
-from common.files import BadLines, Document, Frames, lines_at, located_documents, shard_paths, short_hash
+from common.files import (
+    REMOVED_IDS,
+    BadLines,
+    Document,
+    Frames,
+    digest,
+    lines_at,
+    located_documents,
+    removed_ids,
+    shard_paths,
+    short_hash,
+)
 from common.progress import Meter
 from common.settings import DedupSettings
 from common.workers import Workers, batched
 from corpus.dedup.columns import bounds, read_column, write_columns
 from corpus.dedup.segments import Segments, write_segments
-from corpus.dedup.shingles import MinHasher, band_hashes
+from corpus.dedup.shingles import RULE, MinHasher, band_hashes, normalised
 
 _BATCH = 64  # documents sent to a worker at once
 CHUNK = 1 << 18  # documents in a segment: 300 MB while it is written
+REMOVALS = "all.removed"
+"""File beside the signatures with the documents that dedup removed: see corpus/dedup/clusters.py."""
 
 Located = tuple[int, int, Document]
 """Position and length of a document's line, and the document."""
 
 
-def normalised(text: str) -> str:
-    """The form in which exact duplicates are equal: NFKC, case and white space folded."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
 def fingerprint(settings: DedupSettings) -> dict[str, Any]:
-    """The settings of shingles and signatures, which the files of all phases must share."""
-    return settings.model_dump(include={"shingle_characters", "shingle_words", "bands", "rows", "seed"}, mode="json")
+    """The rule and the settings of shingles and signatures, which the files of all phases must share."""
+    keys = {"shingle_characters", "shingle_words", "bands", "rows", "seed"}
+    return {"rule": RULE, **settings.model_dump(include=keys, mode="json")}
 
 
 @lru_cache(1)
@@ -58,26 +67,43 @@ def _hasher(settings: str) -> MinHasher:
     return MinHasher(DedupSettings.model_validate_json(settings))
 
 
-def _key(name: str, text: str) -> int:
-    return xxhash.xxh3_64_intdigest(name.encode() + b"\0" + text.encode())
+def key_of(name: str, text: str) -> int:
+    """A document's key: 20 bits for its length, the longest first, then 44 bits of a hash of its id and text.
+
+    Lengths from 32,768 characters on are rounded to 15 bits.
+    """
+    extra = max(0, len(text).bit_length() - 15)
+    length = (extra << 15) + (len(text) >> extra)
+    return (((1 << 20) - 1 - length) << 44) | (xxhash.xxh3_64_intdigest(name.encode() + b"\0" + text.encode()) >> 20)
+
+
+def hash_of(name: str) -> int:
+    """The hash of an id."""
+    return xxhash.xxh3_64_intdigest(name.encode())
 
 
 def describe(settings: DedupSettings, documents: Sequence[Located]) -> dict[str, Any]:
     """The columns of some documents; `ids` as a list of bytes, `hashes` of shape (N, 1 + bands), `lines` (N, 2)."""
     hasher = _hasher(settings.model_dump_json())
     signatures = np.empty((len(documents), settings.bands * settings.rows), dtype=np.uint32)
+    exact = np.empty(len(documents), dtype=np.uint64)
     for row, (_, _, document) in enumerate(documents):
-        signatures[row] = hasher.signature(document["text"])
+        text = normalised(document["text"])
+        signatures[row], exact[row] = hasher.signature(text), xxhash.xxh3_64_intdigest(text.encode())
     found = [(document["id"], document["text"]) for _, _, document in documents]
-    exact = np.array([xxhash.xxh3_64_intdigest(normalised(text).encode()) for _, text in found], dtype=np.uint64)
     return {
         "ids": [name.encode() for name, _ in found],
-        "key": np.array([_key(name, text) for name, text in found], dtype=np.uint64),
+        "key": np.array([key_of(name, text) for name, text in found], dtype=np.uint64),
         "exact": exact,
         "size": np.array([len(text) for _, text in found], dtype=np.int64),
         "lines": np.array([place for *place, _ in documents], dtype=np.int64),
         "hashes": np.column_stack([exact, band_hashes(signatures, settings)]),
     }
+
+
+def place_of(shard: Path, signatures: Path) -> str:
+    """The path of a shard, relative to its signatures."""
+    return os.path.relpath(shard.resolve(), signatures.parent.resolve())
 
 
 def write_signatures(
@@ -88,8 +114,9 @@ def write_signatures(
     Raises InputError for unreadable input.
     """
     bad, frames = BadLines(max_bad_share), Frames()
-    place = os.path.relpath(shard.resolve(), output.parent.resolve())
-    info: dict[str, Any] = {"settings": fingerprint(settings), "shard": place, "documents": 0, "bad_lines": 0}
+    info: dict[str, Any] = {"settings": fingerprint(settings), "source": digest(shard)}
+    info["shard"] = place_of(shard, output)
+    info |= {"documents": 0, "bad_lines": 0}
     info |= {"identity": identity} if identity else {}
     documents = batched(located_documents(shard, bad, frames), _BATCH)
     with write_segments(output, info) as file, Meter("dedup signatures", "documents") as meter:
@@ -136,8 +163,37 @@ def identity_of(path: Path) -> int:
 
 
 def content_of(folders: Sequence[Path]) -> str:
-    """A hash of the signatures of earlier runs, or "". Removals keep it, so that later runs are not repeated."""
-    return short_hash(repr([identity_of(path) for path in earlier_signatures(folders)])) if folders else ""
+    """A hash of the documents of earlier runs, or "". Takedowns keep it, so that later runs are not repeated."""
+    paths = earlier_signatures(folders)
+    removals = [path for path in {one.parent: one.with_name(REMOVALS) for one in paths}.values() if path.exists()]
+    return short_hash(repr([identity_of(path) for path in [*paths, *removals]])) if folders else ""
+
+
+class Removals:
+    """The documents that dedup removed from an earlier run: it does not have them, so they displace nothing.
+
+    Those whose kept document was taken down (`workflow.provenance.remove`) displace their likes in its place.
+    """
+
+    def __init__(self, work: Path) -> None:
+        path = work / REMOVALS
+        self._tables, self.checksum = list[tuple[NDArray[np.uint64], NDArray[np.uint64]]](), 0
+        taken_down = sorted(map(hash_of, removed_ids([work.parent.parent / REMOVED_IDS])))
+        self._taken_down = np.array(taken_down, dtype=np.uint64)
+        if path.exists():
+            with Segments(path) as file:
+                for _ in chain(file.each("key"), file.each("kept")):  # verifies them
+                    pass
+                self._tables = list(zip(file.mapped("key"), file.mapped("kept"), strict=True))
+                self.checksum = file.checksum
+
+    def has(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Whether each of some documents was removed, by their keys."""
+        found = np.zeros(len(keys), dtype=np.bool_)
+        for key, kept in self._tables:
+            place = np.minimum(np.searchsorted(key, keys), len(key) - 1)
+            found |= (key[place] == keys) & ~np.isin(kept[place], self._taken_down)
+        return found
 
 
 class Signatures:
@@ -161,7 +217,9 @@ class Signatures:
         self.earlier = int(self.starts[len(earlier)])
         """The documents of `dedup.against`: the rows below this one."""
         self.count = int(self.starts[-1])
+        self._removals = {work: Removals(work) for work in dict.fromkeys(shard.path.parent for shard in earlier)}
         names = [(shard.path.name, shard.checksum) for shard in self.shards]
+        names += [(REMOVALS, removals.checksum) for removals in self._removals.values() if removals.checksum]
         self.digest = short_hash(repr(names))
         """Identifies the content of all shards, which the rows in pairs and edges refer to."""
 
@@ -182,7 +240,7 @@ class Signatures:
     def part(self, column: int, part: int, parts: int) -> list[NDArray[Any]]:
         """Rows, hashes, exact hashes and keys of the documents whose hash lies in part `part` of its range.
 
-        Of earlier documents, only those whose hash a later document has, too.
+        Of earlier documents, only those that their runs kept and whose hash a later document has, too.
         """
         limits = bounds(part, parts)
         found: list[list[NDArray[Any]]] = [[np.empty(0, dtype=dtype)] for dtype in ("<i8", "<u8", "<u8", "<u8")]
@@ -192,9 +250,11 @@ class Signatures:
                 if first >= high:
                     break
                 hashes, rows = read_column(shard, number, count, column, limits, wanted)
-                for values, array in zip(
-                    found, (first + rows["row"].astype(np.int64), hashes, rows["exact"], rows["key"]), strict=True
-                ):
+                if wanted is not None:
+                    kept = ~self._removals[shard.path.parent].has(rows["key"])
+                    hashes, rows = hashes[kept], rows[kept]
+                columns = first + rows["row"].astype(np.int64), hashes, rows["exact"], rows["key"]
+                for values, array in zip(found, columns, strict=True):
                     values.append(array)
             wanted = np.unique(np.concatenate(found[1]))
         return [np.concatenate(values) for values in found]
@@ -222,7 +282,7 @@ class Signatures:
             try:
                 for key, line in zip(keys, lines_at(path, frames, map(tuple, lines)), strict=True):
                     document = orjson.loads(line)
-                    if _key(document["id"], document["text"]) != key:
+                    if key_of(document["id"], document["text"]) != key:
                         raise ValueError
                     yield document
             except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
@@ -231,6 +291,12 @@ class Signatures:
 
 def _check_settings(shard: Segments, settings: DedupSettings) -> None:
     theirs, ours = shard.info.get("settings") or {}, fingerprint(settings)
+    if theirs.get("rule") != RULE:
+        place = os.path.normpath(shard.path.parent / shard.info["shard"])
+        raise InputError(
+            f"{shard.path}: made by another version of this toolkit, which compared texts in another form; make it "
+            f"again: python -m corpus.dedup signatures --input {place} --work {shard.path.parent}"
+        )
     different = [f"{key} {theirs.get(key)}, here {value}" for key, value in ours.items() if theirs.get(key) != value]
     if different:
         raise InputError(

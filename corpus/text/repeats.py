@@ -23,7 +23,7 @@ from common.errors import InputError
 from common.progress import Meter
 from common.settings import RepeatsSettings
 from corpus.dedup.segments import Segments, write_segments
-from corpus.dedup.signatures import normalised
+from corpus.dedup.shingles import normalised
 
 UNIT = np.dtype([("hash", "<u8"), ("key", "<u8"), ("document", "<u4")])
 """Hash of a unit, hash of its document's id and text, index of the document in the shard."""

@@ -1,4 +1,4 @@
-"""Split a text into words as decontamination compares them, and locate them in the text.
+"""Split a text into words as decontamination and deduplication compare them, and locate them in the text.
 
     words("Don't STOP: ｆｕｌｌ ﬁn")           # ["don", "t", "stop", "full", "fin"]
     words("东京 2020")                       # ["东", "京", "2020"]: without spaces each character is a word
@@ -148,16 +148,23 @@ def _patterns(text: str) -> _Patterns:
     return _compiled("\U0010ffff" if _LARGE.search(text) else _LAST_SMALL)
 
 
+def fold(text: str) -> str:
+    """A text as it is compared: NFKC_Casefold, which removes invisible code points, and i without its dot."""
+    if text.isascii():
+        return text.lower()
+    return _fold(text) if _patterns(text).special.search(text) else text.casefold()
+
+
 def words(text: str) -> list[str]:
     """The words of a text as they are compared."""
-    if text.isascii():
-        return WORD.findall(text.lower())
-    folded = _fold(text) if _patterns(text).special.search(text) else text.casefold()
+    folded = fold(text)
     return _pattern(folded).findall(folded)
 
 
 def _pattern(folded: str) -> re.Pattern[str]:
     """The pattern that finds the words of a folded text."""
+    if folded.isascii():
+        return WORD
     return _patterns(folded).unit if _patterns(folded).beyond.search(folded) else WORD
 
 

@@ -99,6 +99,7 @@ def fate(document: Document) -> str:
     if MARK not in document:
         return "kept"
     survivor = f", a duplicate of {document['survivor']}" if "survivor" in document else ""
+    survivor += f", similarity {document['similarity']:.2f}" if "similarity" in document else ""
     detail = document.get("detail") or (f"{document['tokens']} tokens" if "tokens" in document else "")
     return f"dropped by {document[MARK]}: {document['reason']}{f' ({detail})' if detail else ''}{survivor}"
 

@@ -57,7 +57,7 @@ class Corpus:
     clusters: list[tuple[str, int]]
     """(documents in a cluster, clusters)."""
     largest: dict[str, Any] | None
-    """The largest cluster: `documents`, `lowest_similarity`, some `ids`."""
+    """The largest cluster: `documents`, `lowest_similarity` to the kept one, some `ids`, its own first."""
     near: list[tuple[dict[str, Any], dict[str, Any]]]
     """Some near duplicates, each with its `similarity`, and their survivors; the least similar first."""
 

@@ -1,5 +1,6 @@
 # The phases of deduplication: one job per shard for signatures and filter, `dedup.jobs` jobs for bands and for verify,
-# one job for clusters. Signatures stay: a later run compares its documents with them (`dedup.against`).
+# one job for clusters. Signatures stay, and all.removed, which clusters writes: a later run compares its documents with
+# those that this one has kept (`dedup.against`).
 
 from corpus.dedup.signatures import content_of as content_of_earlier
 

@@ -7,24 +7,25 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from common.files import Document
+from common.files import REMOVED_IDS, Document, write_text
 from common.settings import DedupSettings
 from common.workers import Workers
-from corpus.dedup.__main__ import dedup
-from corpus.dedup.signatures import Signatures, write_signatures
-from tests.corpus.dedup.test_run import edited, run, survivor_ids
+from corpus.dedup import signatures
+from corpus.dedup.__main__ import dedup, main
+from corpus.dedup.signatures import Signatures, content_of, identity_of, write_signatures
+from tests.corpus.dedup.test_run import RULES, edited, run, survivor_ids
 from tests.helpers import document, prose, write_shard
 
 NAMES = 40
 
 
-def signed(folder: Path, documents: Sequence[Document], shards: int = 1) -> Path:
-    """A folder of signatures, as an earlier run leaves it."""
+def signed(folder: Path, documents: Sequence[Document], shards: int = 1, rules: DedupSettings = RULES) -> Path:
+    """A run with signatures, as it is while it has removed no document."""
     for number in range(shards):
         path = write_shard(folder / "clean" / f"{number:04d}.jsonl.zst", list(documents[number::shards]))
         output = folder / "dedup/work" / f"{number:04d}.signatures"
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_signatures(path, output, DedupSettings(), Workers(1))
+        write_signatures(path, output, rules, Workers(1))
     return folder
 
 
@@ -51,11 +52,12 @@ def test_earlier_documents_win_and_are_neither_paired_nor_removed(tmp_path: Path
     assert (figures["edges"], figures["candidate_pairs"]) == (5, 3), "no pair of earlier documents"
     gone = {name: best for name, best in found.items() if name != best}
     survivor_of_103 = min((f"{103:016x}", f"{104:016x}"))
-    longest = max((old[3], old[-1]), key=lambda found: len(found["text"]))["id"]
+    like_105 = gone[f"{105:016x}"]
+    assert like_105 in (old[3]["id"], old[-1]["id"])
     assert gone == {
         f"{100:016x}": f"{0:016x}",
         f"{101:016x}": f"{1:016x}",
-        f"{105:016x}": longest,
+        f"{105:016x}": like_105,
         f"{104:016x}": survivor_of_103,
     }
     assert {path: path.read_bytes() for path in before} == before
@@ -104,3 +106,47 @@ def test_a_changed_byte_of_a_column_is_found_in_what_is_read(tmp_path: Path) -> 
     file.write_bytes(whole)
     rows = [row for part in range(parts) for row in Signatures([file], rules).part(1, part, parts)[0].tolist()]
     assert sorted(rows) == list(range(3000)), "every row once"
+
+
+def test_what_an_earlier_run_removed_displaces_nothing_unless_its_survivor_was_taken_down(tmp_path: Path) -> None:
+    words = prose(7, 400).split()
+    first, second, third = (" ".join(words[start : start + 210 - start // 6]) for start in (0, 30, 60))
+    old, new = [document(1, first), document(2, second), document(3, prose(1000))], document(100, third)
+    earlier, rules = signed(tmp_path / "earlier", old), DedupSettings(against=[tmp_path / "earlier"])
+    work = earlier / "dedup/work"
+
+    def later(name: str) -> str:
+        """The survivor of the new document."""
+        return survivor_ids(tmp_path / name, [[new]], rules=rules)[new["id"]]
+
+    assert later("signatures alone") == old[1]["id"], "as if the run had kept all"
+    before = content_of([earlier])
+    for phase in ("bands", "verify"):
+        main([phase, "--work", str(work), "--part", "0/1"])
+    main(["clusters", "--work", str(work)])
+    assert later("removed") == new["id"], "it resembles only what the earlier run has removed"
+    after = content_of([earlier])
+    assert after != before, "a run that extends it has to be made again"
+    write_text(earlier / REMOVED_IDS, f"{old[0]['id']}\n")
+    shard = write_shard(earlier / "clean/0000.jsonl.zst", old[1:])
+    file = work / "0000.signatures"
+    write_signatures(shard, file, DedupSettings(), Workers(1), identity=identity_of(file))
+    assert later("taken down") == old[1]["id"], "what the page displaced stays out"
+    assert content_of([earlier]) == after, "a takedown repeats no later run"
+    data = (work / "all.removed").read_bytes()
+    (work / "all.removed").write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
+    with pytest.raises(InputError, match=r"all\.removed: changed"):
+        later("damaged")
+
+
+def test_signatures_of_another_version_are_refused_with_the_command_that_makes_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signatures, "RULE", 1)
+    earlier = signed(tmp_path / "earlier", [document(1, prose(1))])
+    monkeypatch.undo()
+    new, rules = write_shard(tmp_path / "0000.jsonl.zst", [document(2, prose(2))]), DedupSettings(against=[earlier])
+    with pytest.raises(InputError, match="another version of this toolkit") as caught:
+        dedup([new], tmp_path / "out", rules)
+    main(str(caught.value).partition("python -m corpus.dedup ")[2].split())
+    assert dedup([new], tmp_path / "out", rules).documents_out == 1

@@ -1,7 +1,13 @@
+import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from common.errors import InputError
 from common.stats import Stats
+from corpus.dedup import __main__ as steps
 from corpus.dedup.__main__ import dedup, main
 from tests.conftest import Command
 from tests.corpus.dedup.test_run import RULES, planted
@@ -71,3 +77,50 @@ def test_without_documents_the_step_that_dropped_them_all_is_named_and_two_input
     twice = (shard, write_shard(tmp_path / "other/0000.jsonl.zst", planted(1)))
     same_name = called(main, "run", "--input", *twice, "--output-dir", tmp_path / "out")
     assert_one_line_error(same_name, "0000.jsonl.zst: two inputs have this file name")
+
+
+def test_a_killed_run_goes_on_from_what_it_has_finished_and_repeats_what_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = planted(4)
+    shards = [write_shard(tmp_path / "in" / f"{n:04d}.jsonl.zst", documents[n::3]) for n in range(3)]
+    expected = dedup(shards, tmp_path / "whole", RULES).as_dict()
+    work, done = tmp_path / "out/work.tmp", list[str]()
+
+    def ended(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def noted(name: str) -> None:
+        real: Any = getattr(steps, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            done.append(f"{name} {arguments[0].name}" if name == "write_signatures" else name)
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(steps, name, call)
+
+    for name in ("write_signatures", "write_pairs", "write_edges", "write_clusters"):
+        with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+            killed.setattr(steps, name, ended)
+            dedup(shards, tmp_path / "out", RULES)
+    for name in ("write_signatures", "write_pairs", "write_edges", "write_clusters"):
+        noted(name)
+    (work / "mine.txt").write_text("a note")
+    with pytest.raises(InputError, match=r"mine\.txt: was not made by this tool"):
+        dedup(shards, tmp_path / "out", RULES)
+    (work / "mine.txt").unlink()
+    again = dedup(shards, tmp_path / "out", RULES)
+    assert done == ["write_clusters"]
+    assert {**again.as_dict(), "seconds": 0} == {**expected, "seconds": 0} and not work.exists()
+    for path in sorted((tmp_path / "whole").rglob("*.*")):
+        assert (tmp_path / "out" / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
+
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(steps, "write_clusters", ended)
+        dedup(shards, tmp_path / "out", RULES)
+    done.clear()
+    time = shards[1].stat().st_mtime_ns
+    write_shard(shards[1], read_shard(shards[1])[1:])
+    os.utime(shards[1], ns=(time, time))
+    dedup(shards, tmp_path / "out", RULES)
+    assert done == ["write_signatures 0001.jsonl.zst", "write_pairs", "write_edges", "write_clusters"]

@@ -79,6 +79,8 @@ def test_every_dropped_document_and_url_ends_with_its_reason_and_a_url_reads_one
                     assert re.search(rf"^{step} +dropped by {step}: {document['reason']}", text, re.MULTILINE)
                     assert {p.name for p in opened} <= {path.name, "all.jsonl.zst"}
                     assert document.get("survivor", "") in text
+                    if step == "dedup":
+                        assert f"similarity {document['similarity']:.2f}" in text
 
 
 def test_a_prefix_is_enough_and_what_is_missing_is_named(shown: Show, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ PARTS = """
     corpus     | <td>source</td><td>&lt;a&gt;</td><td>90</td>
     corpus     | <td>source</td><td>others, or none given</td><td>2</td><td>170</td><td>80,000</td>
     corpus     | <td>lambada</td><td>3</td><td>2</td>
-    corpus     | similarity seen inside it is 0.71
+    corpus     | similarity to the kept one is 0.71
     layout     | activations 95.4 MiB
     layout     | tiny: 11.9 MiB used at most
     layout     | layout  one &lt;process&gt;
