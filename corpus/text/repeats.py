@@ -23,7 +23,7 @@ from common.errors import InputError
 from common.progress import Meter
 from common.settings import RepeatsSettings
 from corpus.dedup.segments import Segments, write_segments
-from corpus.dedup.shingles import normalised
+from corpus.dedup.shingles import RULE, normalised
 
 UNIT = np.dtype([("hash", "<u8"), ("key", "<u8"), ("document", "<u4")])
 """Hash of a unit, hash of its document's id and text, index of the document in the shard."""
@@ -107,12 +107,17 @@ def write_repeats(files: Sequence[Path], output: Path, settings: RepeatsSettings
     for path in files:
         with Segments(path) as file:
             if file.info.get("settings") != fingerprint(settings):
-                raise InputError(f"{path}: made with other settings of repeats; run `corpus.repeats count` again")
+                raise InputError(
+                    f"{path}: made by another version or with other settings; run `corpus.repeats count` again"
+                )
             units += file.info["units"]
             counted[path.stem] = file.info["documents"]
     per_part = 1 + int(settings.memory_gb * 1e9) // _BYTES_PER_UNIT
     parts, waiting = 1 + units // per_part, list[_Table]()
-    with write_segments(output, {"counted": counted}) as written, Meter("repeats sum", "parts", parts) as meter:
+    with (
+        write_segments(output, {"counted": counted, "rule": RULE}) as written,
+        Meter("repeats sum", "parts", parts) as meter,
+    ):
         for part in range(parts):
             waiting.append(_repeated(files, part, parts, settings.max_count))
             if part == parts - 1 or sum(len(table.hash) for table in waiting) > per_part:  # few and long segments
@@ -123,8 +128,8 @@ def write_repeats(files: Sequence[Path], output: Path, settings: RepeatsSettings
 
 
 def fingerprint(settings: RepeatsSettings) -> dict[str, Any]:
-    """The settings of units, which the files of all phases must share."""
-    return {"units": sorted(set(settings.units)), "min_bytes": settings.min_bytes}
+    """The rule and the settings of units, which the files of all phases must share."""
+    return {"rule": RULE, "units": sorted(set(settings.units)), "min_bytes": settings.min_bytes}
 
 
 class Repeats:
@@ -136,6 +141,10 @@ class Repeats:
 
     def __init__(self, path: Path, shard: str) -> None:
         file = Segments(path)
+        if file.info.get("rule") != RULE:
+            raise InputError(
+                f"{path}: made by another version of this toolkit; run `corpus.repeats count` and `sum` again"
+            )
         counted: dict[str, int] = file.info.get("counted", {})
         if shard not in counted:
             raise InputError(f"{path}: made without the shard {shard}; run `corpus.repeats sum` again")

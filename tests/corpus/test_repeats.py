@@ -14,7 +14,7 @@ from corpus.dedup.segments import Segments
 from corpus.dedup.signatures import normalised
 from corpus.repeats import count, cut, without
 from corpus.text import repeats
-from corpus.text.repeats import find_units, write_repeats
+from corpus.text.repeats import Repeats, find_units, write_repeats
 from tests.helpers import assert_one_line_error, called, document, prose, read_rejects, read_shard, write_shard
 
 LINE = "All rights reserved: this footer stands below every page, at 12 €, of this long web site that says nothing else"
@@ -146,11 +146,19 @@ def test_a_unit_is_compared_from_min_bytes_on_and_a_paragraph_of_one_line_once()
     assert [(unit.start, unit.end) for unit in found] == [(0, 2), (0, 1), (3, 4)]
 
 
-def test_files_of_other_settings_and_changed_shards_are_one_line_errors(tmp_path: Path) -> None:
+def test_files_of_other_settings_and_changed_shards_are_one_line_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documents = [document(n, prose(n)) for n in range(4)]
     repeated(tmp_path, [documents])
-    with pytest.raises(InputError, match=r"0\.units: made with other settings"):
+    with pytest.raises(InputError, match=r"0\.units: made by another version or with other settings"):
         write_repeats([tmp_path / "0.units"], tmp_path / "x", RepeatsSettings(units=["lines"], min_bytes=9))
+    with monkeypatch.context() as patch:
+        patch.setattr("corpus.text.repeats.RULE", 9)
+        with pytest.raises(InputError, match=r"0\.units: made by another version"):
+            write_repeats([tmp_path / "0.units"], tmp_path / "x", RepeatsSettings(units=["lines"]))
+        with pytest.raises(InputError, match=r"all\.repeats: made by another version"):
+            Repeats(tmp_path / "all.repeats", "0")
     shard = write_shard(tmp_path / "0.jsonl.zst", documents[:3])
     given = ["--input", shard, "--repeats", tmp_path / "all.repeats", "--output", tmp_path / "new.zst"]
     failed = called("corpus.repeats", "cut", *given, "repeats.units=[lines]")
