@@ -17,7 +17,6 @@ TRAIN_COLUMNS = (
     "consumed_samples",
     "consumed_tokens",
     "learning_rate",
-    "adamw_learning_rate",  # of the parameters that are not Muon's, if train.adamw_lr sets another one
     "lm_loss",  # mean over the steps taken since the previous row, including those before a resume; empty if none was
     "grad_norm",  # of the last of these steps, before clipping
     "ms_per_iteration",  # this and what follows from it: steps of this start since the previous row
@@ -29,6 +28,7 @@ TRAIN_COLUMNS = (
     "tflops",  # per device, see training.planning.speed
     "mfu",  # share of the device's peak; empty if the peak is not known
     "memory_mb",  # peak so far over all ranks
+    "adamw_learning_rate",  # of the parameters that are not Muon's, if train.adamw_lr sets another one
 )
 VALID_COLUMNS = ("iteration", "consumed_samples", "loss", "perplexity")
 START_COLUMNS = (  # of each start

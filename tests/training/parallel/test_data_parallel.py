@@ -76,7 +76,7 @@ class Traffic(TorchDispatchMode):
         c10d, copies = torch.ops.c10d, (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
         self.gathers += func is c10d._allgather_base_.default
         self.sums += func is c10d._reduce_scatter_base_.default
-        self.sums += func is c10d.allreduce_.default and args[0][0].numel() > 3  # the others: loss, targets, norm
+        self.sums += func is c10d.allreduce_.default and args[0][0].numel() > 4  # the others: loss, norm, targets
         if func in copies:
             self.casts += args[copies.index(func)].untyped_storage().data_ptr() in self._parameters
         return func(*args, **(kwargs or {}))
