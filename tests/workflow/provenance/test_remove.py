@@ -291,9 +291,10 @@ def test_removals_from_a_run_and_one_that_extends_it_end_alike_in_any_order(
     for run, url, model_of, said in (
         ("b", trace.tables[0][first[0].popitem()[0]].url, [], "a: b extends it, and it has some of these documents"),
         ("b", z.url, ["--model", "../made/b/models/tiny"], "was not trained on data of b"),
-        ("a", x.url, [], "no step has seen"),
     ):
         assert_one_line_error(called(main, "--urls", named(tmp_path / "x", url), "--run", run, *model_of), said)
+    repeated = called(main, "--urls", named(tmp_path / "x", x.url), "--run", "a")
+    assert repeated.returncode == 0 and "all of them have been removed" in repeated.stdout
     trained(tmp_path / "fresh", {"a": leaving[:2], "b": leaving[2:]})
     other = tensor_files(model / "iter_0000012")
     assert one == other
