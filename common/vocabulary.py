@@ -147,7 +147,9 @@ def read_vocabulary(files: VocabularyFiles | Path) -> Vocabulary:
         merges = lines[1:] if lines and lines[0].startswith("#version") else lines
     if not isinstance(ids, dict) or not all(type(number) is int for number in ids.values()):
         raise InputError(f"{path}: not a vocabulary, an object of ids by token")
-    added = _added_tokens(path, ids) if path.name in _FOLDER_NAMES else ()
+    listed = _added_tokens(path, ids) if path.name in _FOLDER_NAMES else ()
+    added = tuple(token for token in listed if token.content != END_OF_TEXT)
+    ids |= {token.content: token.id for token in listed if token.content == END_OF_TEXT}  # it may be added, too
     _check(files, ids, merges, added)
     return Vocabulary(merges, ids, added)
 
@@ -186,7 +188,7 @@ def _check(
     elif len(tokens := {number: entry for entry, number in every.items()}) < len(every):
         first, second = next((tokens[number], entry) for entry, number in every.items() if tokens[number] != entry)
         problem = f"{first!r} and {second!r} have the same id"
-    elif gap := next((number for number in range(len(every)) if number not in tokens), None):
+    elif (gap := next((number for number in range(len(every)) if number not in tokens), None)) is not None:
         problem = f"no token has the id {gap}"
     else:
         return
@@ -195,7 +197,7 @@ def _check(
 
 
 def _added_tokens(path: Path, ids: Mapping[str, int]) -> tuple[AddedToken, ...]:
-    """The added tokens in the folder of `path`, beside end-of-text. Raises InputError where files contradict."""
+    """The added tokens in the folder of `path`. Raises InputError where files contradict."""
     found: dict[str, AddedToken] = {}
     for file, token in _listed_tokens(path.parent):
         known = found[token.content].id if token.content in found else ids.get(token.content)
@@ -210,7 +212,6 @@ def _added_tokens(path: Path, ids: Mapping[str, int]) -> tuple[AddedToken, ...]:
         if number not in numbers:  # transformers, too, puts a placeholder there
             name = f"<|reserved_token_{number}|>"
             found.setdefault(name, AddedToken(name, number, special=True))
-    found.pop(END_OF_TEXT, None)
     return tuple(sorted(found.values(), key=lambda token: token.id))
 
 

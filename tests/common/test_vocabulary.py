@@ -17,6 +17,7 @@ PLAIN = Vocabulary.of_merges(["i n", "Ġ t", "h e", "Ġt he", "e r"])
 FIRST = Vocabulary(
     PLAIN.merges, {token: (number + 1) % PLAIN.size for token, number in PLAIN.ids.items()}
 )  # the course
+WITHOUT = Vocabulary(PLAIN.merges, {token: number for token, number in PLAIN.ids.items() if token != END_OF_TEXT})
 TEXTS = [
     *(
         "",
@@ -79,6 +80,7 @@ FORMS: dict[str, Callable[[Path], None]] = {
         folder, AddedToken("<usr>", normalized=True), AddedToken("日", normalized=True)
     ),
     "5, none": new,
+    "5, end of text added": lambda folder: new(folder, "<usr>", vocabulary=WITHOUT),
     "5, end of text first": lambda folder: new(folder, "<usr>", vocabulary=FIRST),
     "4, decoder": lambda folder: old(
         folder, added_tokens_decoder={SIZE: flags("<sep>"), SIZE + 1: flags("<usr>", special=False, normalized=True)}
@@ -130,6 +132,7 @@ def test_end_of_text_in_a_text_stays_text_and_has_no_bytes(tmp_path: Path) -> No
     ("spoil", "says"),
     [
         (lambda folder: save(folder, "added_tokens.json", {"<usr>": 7}), "have the same id"),
+        (lambda folder: save(folder, "vocab.json", {t: n + 1 for t, n in PLAIN.ids.items()}), "no token has the id 0"),
         (
             lambda folder: save(folder, "added_tokens.json", {"<usr>": SIZE + 5000}),
             f"no token .* id {SIZE + 4096}",
