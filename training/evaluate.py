@@ -174,13 +174,16 @@ def _losses(
     results = []
     for path, samples in zip(paths, datasets, strict=True):
         form = BatchForm(samples.corpus.end_of_text, **rules)
-        results.append(evaluate(model, samples, byte_lengths, share, arguments.batch or BATCH, form))
-        print(f"{path} ({part}): {summary(results[-1], part)}")
-    if len(results) == 1:
-        return results[0]
-    result = combine(results)
+        found = evaluate(model, samples, byte_lengths, share, arguments.batch or BATCH, form)
+        if found is None and part == "all":
+            raise InputError(f"{path}: fewer than two tokens to evaluate; choose another file")
+        print(f"{path} ({part}): {summary(found, part) if found else 'no targets, so no loss'}")
+        results += [(path, found)] if found else []
+    if len(results) < 2:
+        return results[0][1] if results else {}
+    result = combine([found for _, found in results])
     print(f"all: {summary(result, part)}")
-    return {**result, "each": dict(zip(map(str, paths), results, strict=True))}
+    return {**result, "each": {str(path): found for path, found in results}}
 
 
 if __name__ == "__main__":

@@ -136,6 +136,11 @@ def test_a_part_follows_the_training_split_or_the_one_that_is_given(
     assert read_json(output)["loss"] == found["loss"]
     assert run_main(main, *asked, "--batch", "1") == 0
     assert read_json(output)["loss"] == pytest.approx(found["loss"], rel=1e-5)
+    # what provenance.remove leaves of the last documents: no loss is computed, and it ends no run
+    write_corpus(tmp_path / "removed", [*byte_documents(32), *[np.full(99, 256)] * 8])
+    for paths, documents in (([tmp_path / "removed"], None), ([data, tmp_path / "removed"], 4)):
+        assert run_main(main, *asked[:2], "--data", *paths, *asked[4:]) == 0
+        assert read_json(output).get("documents") == documents and ("loss" in read_json(output)) == (len(paths) > 1)
 
 
 @pytest.mark.parametrize("keys", [("reset_position_ids",), ("reset_attention_mask", "eod_mask_loss"), ()])

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.errors import InputError
 from common.progress import Meter
 from common.tokenizer import Lengths
 from common.workers import batched, threaded_map
@@ -35,9 +34,10 @@ def evaluate(
     share: float = 1.0,
     batch_size: int = BATCH,
     form: BatchForm | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Mean loss (nats per token) and perplexity over all windows of `samples`, the short last one included.
 
+    None if they have no targets: all their documents have been removed, or there are fewer than two tokens.
     `form` has the rules for positions and masked targets (default: none).
     With a `share` below 1, over that share of the windows, evenly spaced, but at least one.
     With the bytes of each token id (`Tokenizer.byte_lengths`) also the bits per byte of the predicted text, where
@@ -64,7 +64,7 @@ def evaluate(
                 text += int(byte_lengths[batch.targets[batch.targets != IGNORED].numpy()].sum())
             meter.advance(len(tokens))
     if not predicted:
-        raise InputError(f"{samples.corpus.prefix}: fewer than two tokens to evaluate; choose another file or part")
+        return None
     return _result(float(total), predicted, samples.tokens - 1, samples.documents, text)
 
 

@@ -143,7 +143,7 @@ def _model(run: Path, folder: Path) -> Model:
     name, settings = folder.name, settings_of(folder / "settings.yaml")
     merged = steps.result("merge", run, name).parent
     report, listed = _json(merged / "merge_report.json"), _json(merged / "training.json")
-    sample = steps.result("generate", run, name)
+    sample, evaluation = steps.result("generate", run, name), _json(steps.result("evaluate", run, name))
     return Model(
         name=name,
         train=read_curve(folder / "train.csv"),
@@ -153,7 +153,7 @@ def _model(run: Path, folder: Path) -> Model:
         plan=_json(folder / "plan.json"),
         card=_json(folder / "run.json"),
         test=_json(folder / "test.json"),
-        evaluation=_json(steps.result("evaluate", run, name)),
+        evaluation=evaluation if evaluation and "loss" in evaluation else None,  # no targets, no loss
         merged=report,
         files={**(report or {}).get("output", {}), **(listed or {}).get("files", {})},
         sample=read_text(sample) if sample.exists() else None,
