@@ -32,7 +32,7 @@ LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 _PLAIN = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
-_MOST_RESERVED = 4096  # ids without a token
+_MOST_RESERVED = 4096  # ids below the highest one that may lack a token
 _FOLDER_NAMES = ("vocab.json", "tokenizer.json")
 _ONLY = "only byte-level BPE like GPT-2's is read"
 
@@ -96,7 +96,8 @@ class Vocabulary:
     def tokens(self) -> list[bytes]:
         """The bytes of each id."""
         whole = {END_OF_TEXT, *(token.content for token in self.added)}
-        return [entry.encode() if entry in whole else bytes(map(CHARACTERS.get, entry)) for entry in self.all_ids]  # type: ignore[arg-type]
+        characters = CHARACTERS.__getitem__
+        return [entry.encode() if entry in whole else bytes(map(characters, entry)) for entry in self.all_ids]
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def _added_tokens(path: Path, ids: Mapping[str, int]) -> tuple[AddedToken, ...]:
             raise InputError(f"{file}: token {token.content!r} has id {number}, but {known} in other files; {_ONLY}")
         found.setdefault(token.content, token._replace(id=number))
     numbers = {*ids.values(), *(token.id for token in found.values())}
-    for number in [*range(len(ids), max(numbers, default=0))][:_MOST_RESERVED]:
+    for number in range(len(ids), max(numbers, default=0))[:_MOST_RESERVED]:
         if number not in numbers:  # transformers, too, puts a placeholder there
             name = f"<|reserved_token_{number}|>"
             found.setdefault(name, AddedToken(name, number, special=True))
