@@ -1,4 +1,6 @@
-"""Runs training jobs on Slurm or here, through submitit: `python -m cluster.submit | status | logs | cancel`.
+"""Training jobs on Slurm or this machine, through submitit.
+
+`python -m cluster.submit | status | logs | cancel`
 
 `TrainingJob` is the callable that such a job runs, for executors of submitit.
 """

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster import slurm
+from cluster.cancel import kill
+from cluster.executors import nodes_and_tasks
 from cluster.jobs import FINAL, Job, State, log_tail, states
-from cluster.submission import end, make_snapshot, nodes_and_tasks, start
+from cluster.submission import make_snapshot, start
 from cluster.training_job import TrainingJob
 from common import cli
 from common.console import readable_bytes
@@ -114,7 +116,7 @@ def _final_state(folder: Path, job: Job, output: Path) -> State:
             if state.state in FINAL:
                 return state
     except BaseException:
-        end(job)
+        kill(job)
         raise
     raise AssertionError
 

@@ -1,26 +1,31 @@
-"""Stop a training job: it finishes its step, saves a checkpoint and ends. `python -m cluster.submit` continues it.
+"""Stop a training job: it finishes its step, saves a checkpoint and ends.
 
     python -m cluster.cancel results/demo/models/tiny
     python -m cluster.cancel results/demo/models/tiny --now
 
-A job that waits in the queue is removed from it. `--now` does not wait for the step and the checkpoint: Slurm sends
-SIGTERM, and SIGKILL after its KillWait; without Slurm it is 10 seconds. A cancelled job stays cancelled:
-`cluster.submit --wait` and Snakemake end with an error, and only a person can submit it again.
+A job that waits in the queue is removed from it. `--now` does not wait for the step and the
+checkpoint: Slurm sends SIGTERM, and SIGKILL after its KillWait; without Slurm it is 10 seconds. A
+cancelled job stays cancelled: `cluster.submit --wait` and Snakemake end with an error, and only a
+person can submit it again.
 """
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cluster import jobs
+import psutil
+
+from cluster import jobs, slurm
 from cluster.jobs import ASKED, FINAL, Job, State
-from cluster.submission import end
 from common import cli
 from common.errors import JobError
 from common.progress import Ticker
 from training.model_folder import checkpoint_folders, stop_file
+
+_KILL_WAIT = 10.0  # seconds between SIGTERM and SIGKILL
 
 
 def cancel(folder: Path, job: Job, now: bool = False) -> State:
@@ -40,7 +45,7 @@ def cancel(folder: Path, job: Job, now: bool = False) -> State:
         if action != last_action:
             print(f"{folder.name}: job {job.id} {state}; {action}", flush=True)
             if pending or now:
-                _kill(folder, job)
+                _kill_recorded(folder, job)
         last_action = action
         ticker.show(partial(jobs.progress, folder, job, state))
     stop_file(folder).unlink(missing_ok=True)  # the job ended before it saw the file, which would stop the next one
@@ -51,15 +56,34 @@ def cancel(folder: Path, job: Job, now: bool = False) -> State:
     return state
 
 
-def _kill(folder: Path, job: Job) -> None:
-    """Cancel a job. This is recorded first, so that the job is not requeued when it ends."""
+def _kill_recorded(folder: Path, job: Job) -> None:
+    """Cancel a job, and record that first, so that the job is not requeued when it ends."""
     before = jobs.read_state(folder, job) or State(job.id, "queued")
     jobs.write_state(folder, replace(before, state="cancelled", reason=ASKED))
     try:
-        end(job)
+        kill(job)
     except JobError:
         jobs.write_state(folder, before)
         raise
+
+
+def kill(job: Job) -> None:
+    """Cancel a job as scancel does; a local one with all its processes.
+
+    Raises JobError if Slurm's controller refuses.
+    """
+    if job.executor == "slurm":
+        slurm.cancel([job.id])
+        return
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(int(job.id))
+        processes = [*process.children(recursive=True), process]
+        for child in processes:
+            with suppress(psutil.NoSuchProcess):
+                child.terminate()
+        for child in psutil.wait_procs(processes, _KILL_WAIT)[1]:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,9 +2,10 @@
 
     python -m cluster.job_end --folder results/demo/models/tiny --code 75 --max-restarts 3
 
-Slurm itself requeues a job only if its node dies or it is preempted without grace; a job that saves and exits would be
-FAILED. So the script requeues it after a time limit, a preemption or the death of a rank, but not if a person has
-stopped or cancelled it, if the error needs a person, or if it has restarted too often without a new checkpoint.
+Slurm itself requeues a job only if its node dies or it is preempted without grace; a job that saves
+and exits would be FAILED. So the script requeues it after a time limit, a preemption or the death
+of a rank, but not if a person has stopped or cancelled it, if the error needs a person, or if it
+has restarted too often without a new checkpoint.
 """
 
 import os
@@ -73,7 +74,7 @@ def decide(end: Ended, before: State, max_restarts: int) -> State | None:
 
 
 def _again(before: State, restarts: int, newest: int, why: str, max_restarts: int) -> State:
-    """The state of a job that should continue: requeued, unless it has restarted too often without a new checkpoint."""
+    """Requeued, or out of restarts after too many without a new checkpoint."""
     after = replace(before, restarts=restarts, checkpoint=newest)
     without = 0 if newest > before.checkpoint else before.restarts_without_progress + 1
     if without > max_restarts:
@@ -96,7 +97,10 @@ def _reason(end: Ended) -> str:
 
 
 def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int) -> int:
-    """Record the end of this start, and requeue the job if it should continue; returns the batch script's exit code."""
+    """Record the end of this start, and requeue the job if it should continue.
+
+    Returns the exit code of the batch script.
+    """
     if code == LOCK_LOST:
         print("another start of this training holds the model folder; this one exits")
         return 0
@@ -116,7 +120,7 @@ def end_job(folder: Path, job: Job, code: int, restarts: int, max_restarts: int)
 
 
 def requeue_dead(folder: Path, job: Job, state: State, max_restarts: int) -> State:
-    """Requeue a job that Slurm has ended before its batch script could; returns and records the new state."""
+    """Requeue a job whose batch script was killed; returns the new, recorded state."""
     details = slurm.details(job.id) or {}
     why = _LOST.get(details.get("JobState", ""))
     if why is not None:
@@ -128,7 +132,7 @@ def requeue_dead(folder: Path, job: Job, state: State, max_restarts: int) -> Sta
 
 
 def _record(folder: Path, state: State, requeue: Callable[[], object]) -> State:
-    """Record a state and requeue the job if it says so; returns the recorded state: failed if Slurm refuses."""
+    """Record a state, and requeue the job if it says so; returns failed if Slurm refuses."""
     state = write_state(folder, state)  # first: requeue ends this script, and the job may start and write its own
     if state.state == "requeued" and not requeue():
         state = write_state(folder, replace(state, state="failed", reason=f"{state.reason}; {_REFUSED}"))

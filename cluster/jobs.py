@@ -1,9 +1,9 @@
 """One training job: its record, its state, and whether it is alive.
 
-MODEL_FOLDER/job.json records the last job that was submitted. It outlives the submitting process, so that a second
-submission finds the first job. MODEL_FOLDER/state.json is the job's last recorded state, written by its submission,
-each start, its end or a person. `current_state` alone determines the state now, from that record, the other files and
-Slurm.
+MODEL_FOLDER/job.json records the last job that was submitted. It outlives the submitting process,
+so that a second submission finds the first job. MODEL_FOLDER/state.json is the job's last recorded
+state, written by its submission, each start, its end or a person. `current_state` alone determines
+the state now, from that record, the other files and Slurm.
 """
 
 import os
@@ -72,14 +72,14 @@ class State:
 
 
 def require_folder(folder: Path) -> Path:
-    """The absolute path of a model folder that a person named. Raises InputError if there is none."""
+    """The absolute path of a model folder. Raises InputError if there is none."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such model folder")
     return folder.resolve()
 
 
 def read_job(folder: Path) -> Job | None:
-    """The last job submitted for a model folder; None if there is none. Raises InputError for a damaged record."""
+    """The last job of a model folder, or None. Raises InputError for a damaged record."""
     path = folder / "job.json"
     if not path.exists():
         return None
@@ -119,10 +119,10 @@ def write_running(folder: Path, key: str) -> None:
 
 
 def query_jobs(jobs: Sequence[Job], arrays: Iterable[str] = ()) -> dict[str, QueuedJob]:
-    """The jobs and Slurm arrays that Slurm or this machine still knows, by id, from one squeue call.
+    """The jobs and arrays that Slurm or this machine still knows, by id, from one squeue call.
 
-    If the controller is silent, all of Slurm's have the state UNKNOWN, and so have those of other users that it hides.
-    Raises InputError if there is no squeue here.
+    If the controller is silent, all Slurm jobs have the state UNKNOWN; hidden jobs of other users,
+    too. Raises InputError if there is no squeue here.
     """
     ids = [*(job.id for job in jobs if job.executor == "slurm"), *arrays]
     queued = slurm.queue(ids)
@@ -139,8 +139,8 @@ def query_jobs(jobs: Sequence[Job], arrays: Iterable[str] = ()) -> dict[str, Que
 def states(folder: Path, job: Job, output: Path | None = None) -> Iterator[tuple[State, QueuedJob | None]]:
     """Yield the state of a job, and its entry in Slurm's queue, every POLL seconds.
 
-    A job that Slurm has ended without a recorded state fails only after _LAG seconds, or as soon as `output` exists,
-    which it writes at its end. Prints once that Slurm says nothing of it.
+    A job that Slurm has ended without a recorded state fails only after _LAG seconds, or as soon as
+    `output` exists, which it writes at its end. Prints once that the controller is silent.
     """
     silent, ended = False, 0.0
     while True:
@@ -214,7 +214,7 @@ def progress(folder: Path, job: Job, state: State) -> str:
 
 
 def total_iterations(folder: Path, job: Job | None) -> int | None:
-    """train.iterations of the job's snapshot, or of the last training in the folder; None if no file tells."""
+    """train.iterations of the job's snapshot, or of the folder's last training, if known."""
     snapshots = [Path(job.snapshot)] if job is not None and job.snapshot else []
     for path in (parent / "settings.yaml" for parent in (*snapshots, folder)):
         with suppress(ConfigError, KeyError, TypeError, ValueError):
@@ -223,7 +223,7 @@ def total_iterations(folder: Path, job: Job | None) -> int | None:
 
 
 def claimed_restarts(folder: Path, job: Job) -> int | None:
-    """The requeues of a job before it claimed its model folder; None if the folder is not the job's."""
+    """The requeues of a job before it locked its model folder; None if another job has it."""
     with suppress(OSError, InputError, KeyError, TypeError, ValueError):
         executor, number, restarts = _split_key(str(read_json(folder / "owner.json")["job"]))
         if (executor, number) == (job.executor, job.id):
@@ -232,7 +232,7 @@ def claimed_restarts(folder: Path, job: Job) -> int | None:
 
 
 def _split_key(key: str) -> tuple[str, str, int]:
-    """Executor, job id and number of requeues of a `Launch.key` such as slurm-4711.0-2 or local-4711."""
+    """Executor, job id and requeues of a `Launch.key` such as slurm-4711.0-2 or local-4711."""
     executor, _, rest = key.partition("-")
     job, _, step = rest.partition(".")
     return executor, job, int(step.partition("-")[2] or 0)
@@ -244,7 +244,7 @@ def log_path(job: Job, rank: int = 0) -> Path:
 
 
 def log_tail(job: Job, lines: int = 15) -> tuple[Path, list[str]]:
-    """The log of a job's first rank, and its last lines without the messages of submitit and srun."""
+    """The log of rank 0, and its last lines without those of submitit and srun."""
     path = log_path(job)
     text = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     return path, [line for line in text if not line.startswith(("submitit ", "srun: ", "slurmstepd"))][-lines:]

@@ -3,8 +3,8 @@
     python -m cluster.logs results/demo/models/tiny --lines 20
     python -m cluster.logs results/demo/models/tiny --rank 0 --follow
 
-Each rank has one file per job, MODEL_FOLDER/logs/JOB_RANK_log.out, to which every restart appends. `--follow` ends
-with the job.
+Each rank has one file per job, MODEL_FOLDER/logs/JOB_RANK_log.out, to which every restart appends.
+`--follow` ends with the job.
 """
 
 import sys

@@ -1,10 +1,11 @@
 """Check the nodes of a training job without training: devices, memory, disk, network.
 
-    srun --nodes 2 --ntasks-per-node 8 --gres gpu:8 python -m cluster.preflight --config run.yaml --model gpt2_345m
+    srun -N 2 --ntasks-per-node 8 --gres gpu:8 python -m cluster.preflight --config x.yaml --model m
     python -m cluster.preflight --config config.yaml --model tiny parallel.tensor=1
 
-As many processes as the model's layout has, alone or under srun or torchrun, print one row per node. A node that
-cannot run the job is named, with exit code 2. Every training makes the same checks before its first step.
+As many processes as the model's layout has, alone or under srun or torchrun, print one row per
+node. A node that cannot run the job is named, with exit code 2. Every training makes the same
+checks before its first step.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Slurm's commands, each called in one place: sbatch, squeue, scancel, scontrol. Nothing here needs accounting.
+"""Calls Slurm's commands: sbatch, squeue, scancel, scontrol. Nothing here needs accounting.
 
-A controller that does not answer says nothing about a job: `queue` returns None, and callers repeat it later.
+`queue` returns None if the controller does not answer; callers ask again later.
 """
 
 import os
@@ -18,18 +18,18 @@ SBATCH = ("sbatch", "--parsable")
 SILENT = "the Slurm controller does not answer"
 HIDDEN = "Slurm does not show another user's job (PrivateData); if it has ended, remove its job.json"
 UNKNOWN = "UNKNOWN"
-"""The state of a job of which Slurm says nothing: the controller does not answer, or hides the job."""
+"""The state of a job if the controller does not answer, or hides the job."""
 TIMEOUT = 30.0  # seconds for one command; a busy controller may need several
 ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
 )
-# Reasons for which a pending job waits until a person changes something. Limits of a group or a user pass in time.
+# With these reasons a job waits until a person acts. Limits of a group or a user pass in time.
 _UNSCHEDULABLE = re.compile(
     r"Partition(Node|Time)Limit|PartitionConfig|Invalid(Account|QOS)|BadConstraints|(Assoc|QOS)Max\w*PerJob(Limit)?"
     r"|QOSMin\w*|\w*NotAllowed|ReservationDeleted|DependencyNeverSatisfied|JobHoldMaxRequeue"
 )
 _ORDINARY = ("None", "Priority", "Resources", "BeginTime", "Cleaning", "Prolog")  # reasons that are no news
-# What to change, by Slurm's reason for refusing a job or for never starting it; the first pattern that matches counts.
+# What to change, by Slurm's reason for refusing or never starting a job; the first match counts.
 _CURES = {
     r"partition (name|specified)|inactive": "cluster.partition",
     r"account(?!ing)": "cluster.account",  # also "account/partition combination"
@@ -57,7 +57,7 @@ class RefusedError(InputError):
     def __init__(self, errors: str, time_limit: str = _TIME_LIMIT) -> None:
         self.reason = _reason(errors)
         self.too_many = _TOO_MANY.search(self.reason) is not None
-        """Whether the user may not have as many jobs queued: fewer may be taken, and all of them later."""
+        """The user has too many jobs queued: fewer may be accepted now, the rest later."""
         self.passes = self.too_many or _BUSY.search(self.reason) is not None
         what = SILENT if self.passes and not self.too_many else "Slurm refused the job"
         self.what = f"{what}: {self.reason}"
@@ -92,10 +92,11 @@ class QueuedJob:
 def environment(site: SiteSettings | None = None) -> dict[str, str]:
     """The environment for Slurm's commands, and so for the jobs that sbatch submits.
 
-    Variables that filter, format or change what the commands do are left out: SQUEUE_*, SBATCH_EXPORT,
-    SLURM_TIME_FORMAT, what an outer job sets, and the like. Kept are the variables that find the controller, and
-    SBATCH_PARTITION, _ACCOUNT, _QOS, _CONSTRAINT, _RESERVATION and _WCKEY, which sites tell people to set; they would
-    win over the batch script, so those that `site` decides are left out, too.
+    Variables that filter, format or change what the commands do are left out: SQUEUE_*,
+    SBATCH_EXPORT, SLURM_TIME_FORMAT, what an outer job sets, and the like. Kept are the variables
+    that find the controller, and SBATCH_PARTITION, _ACCOUNT, _QOS, _CONSTRAINT, _RESERVATION and
+    _WCKEY, which sites tell people to set; they would win over the batch script, so those that
+    `site` decides are left out, too.
     """
     kept = _KEPT | {f"SBATCH_{key.upper()}" for key in _SITE_KEYS if not getattr(site, key, "")}
     others = ("SQUEUE_", "SBATCH_", "SCANCEL_", "SCONTROL_", "SLURM_")
@@ -103,7 +104,7 @@ def environment(site: SiteSettings | None = None) -> dict[str, str]:
 
 
 def _run(command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str] | None":
-    """Run a command; None if it does not answer in time. Raises InputError if this machine does not have it."""
+    """Run a command; None if it does not answer in time. Raises InputError if it is missing."""
     try:
         options = {"timeout": TIMEOUT, "env": environment(), **options}
         return subprocess.run(command, capture_output=True, text=True, check=False, **options)
@@ -116,9 +117,10 @@ def _run(command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess
 
 
 def queue(ids: Iterable[str] = (), name: str = "", timeout: float = 0) -> list[QueuedJob] | None:
-    """The jobs with these ids, or the user's own jobs called `name`, in one call; None: the controller is silent.
+    """The jobs with these ids, or the user's jobs called `name`; None: the controller is silent.
 
-    Finished jobs are included as long as the controller remembers them (MinJobAge). `timeout`: 0 is TIMEOUT.
+    Finished jobs are included as long as the controller remembers them (MinJobAge). `timeout`: 0 is
+    TIMEOUT.
     """
     asked = list(ids)
     if not asked and not name:
@@ -136,19 +138,21 @@ def queue(ids: Iterable[str] = (), name: str = "", timeout: float = 0) -> list[Q
 
 
 def hides_jobs() -> bool:
-    """Whether squeue hides the jobs of other users (PrivateData=jobs); True also if the controller does not say."""
+    """Whether squeue hides other users' jobs (PrivateData=jobs); True if the controller is
+    silent.
+    """
     answer = _run(["scontrol", "show", "config"])
-    found = re.search(r"^PrivateData\s*=(.*)", answer.stdout, re.MULTILINE) if answer else None
-    return found is None or "jobs" in found[1]
+    private = re.search(r"^PrivateData\s*=(.*)", answer.stdout, re.MULTILINE) if answer else None
+    return private is None or "jobs" in private[1]
 
 
 def unknown(ids: Iterable[str], reason: str = SILENT) -> dict[str, QueuedJob]:
-    """These jobs, of which Slurm says nothing."""
+    """These jobs in the state UNKNOWN, by id."""
     return {number: QueuedJob(number, "", UNKNOWN, reason, "") for number in ids}
 
 
 def details(job: str) -> dict[str, str] | None:
-    """The output of `scontrol show job`, by key; None if the controller is silent or has forgotten the job."""
+    """What `scontrol show job` prints, by key; None if it fails or does not answer."""
     answer = _run(["scontrol", "--oneliner", "show", "job", job])
     if answer is None or answer.returncode:
         return None
@@ -187,7 +191,7 @@ def seconds(limit: str) -> float:
 
 
 def requeue(job: str) -> bool:
-    """Put a running or ended job into the queue again, with the same id; returns whether the controller did it."""
+    """Requeue a running or ended job under the same id; returns whether the controller did."""
     answer = _run(["scontrol", "requeue", job])
     return answer is not None and answer.returncode == 0
 
@@ -201,9 +205,10 @@ def cancel(jobs: Sequence[str]) -> None:
 
 
 def submit(script: Path, time_limit: str = _TIME_LIMIT, site: SiteSettings | None = None) -> str:
-    """Submit a batch script; returns the job id. Raises RefusedError with Slurm's reason in one line.
+    """Submit a batch script; returns the job id. Raises RefusedError with Slurm's reason.
 
-    Ctrl-C and hang-ups do not reach sbatch. `time_limit`: the key of the job's time limit. `site`: see `environment`.
+    Ctrl-C and hang-ups do not reach sbatch. `time_limit`: the key of the job's time limit. `site`:
+    see `environment`.
     """
     answer = _run([*SBATCH, str(script)], timeout=None, env=environment(site), start_new_session=True)
     assert answer is not None  # it has no time limit
@@ -215,24 +220,24 @@ def submit(script: Path, time_limit: str = _TIME_LIMIT, site: SiteSettings | Non
 def job_id(printed: str) -> str:
     """The id in what SBATCH printed: ID, or ID;CLUSTER where there are several clusters.
 
-    A site's wrapper prints more, usually before it: the last line that could be one counts. Raises InputError if there
-    is none.
+    A site's wrapper prints more, usually before it: the last line that could be one counts. Raises
+    InputError if there is none.
     """
-    found = re.findall(r"^(\d+)(?:;.*)?$", printed, re.MULTILINE)
-    if not found:
+    numbers = re.findall(r"^(\d+)(?:;.*)?$", printed, re.MULTILINE)
+    if not numbers:
         raise InputError(f"sbatch printed no job id but {printed.strip()!r}; run the same command again")
-    return str(found[-1])
+    return str(numbers[-1])
 
 
 def _reason(errors: str) -> str:
-    """The first error in what a command printed, without the command's name. Later lines are more general."""
+    """The first error that a command printed: later lines are more general."""
     lines = [line for line in errors.splitlines() if re.search(r"\w", line)]
     first = next((line for line in lines if "error: " in line), lines[0] if lines else "no reason given")
     return re.sub(r"^\s*(\w+: )?(error: )?(Batch job submission failed: )?", "", first).strip()
 
 
 def cure(reason: str, time_limit: str = _TIME_LIMIT) -> str:
-    """`; change KEY` for a reason that Slurm gave; empty for one that needs no change of the configuration."""
+    """`; change KEY` for a reason that Slurm gave; empty if no key helps."""
     keys = next((keys for pattern, keys in _CURES.items() if re.search(pattern, reason, re.I)), "")
     return f"; change {keys.format(time_limit=time_limit)}" if keys else ""
 
@@ -243,7 +248,7 @@ def never_starts(job: QueuedJob, time_limit: str = _TIME_LIMIT) -> str:
 
 
 def not_yet(job: QueuedJob) -> str:
-    """Why a job waits for something else than its turn, and what a person may do; empty if it does not."""
+    """Why a job waits for more than its turn, and what a person may do; else empty."""
     if job.state != "PENDING" or job.reason in _ORDINARY:
         return ""
     release = f"; scontrol release {job.id} starts it" if re.search("JobHeldUser|requeued", job.reason) else ""
@@ -251,7 +256,7 @@ def not_yet(job: QueuedJob) -> str:
 
 
 def site_options(site: SiteSettings, avoided: Iterable[str] = ()) -> list[str]:
-    """sbatch's options for what a site asks of a job; nothing for what is left empty. `avoided`: nodes to exclude."""
+    """sbatch's options for the site's settings that are not empty. `avoided`: nodes to exclude."""
     options = [f"--{key}={getattr(site, key)}" for key in _SITE_KEYS if getattr(site, key)]
     # sbatch takes the last of several
     excluded = [option.removeprefix(_EXCLUDE) for option in site.sbatch if option.startswith(_EXCLUDE)]

@@ -1,11 +1,12 @@
-"""Show the progress of runs: shards per corpus step; state, iteration, losses and speed per training.
+"""Show runs: shards per corpus step; state, iteration, losses and speed per training.
 
     python -m cluster.status
     python -m cluster.status results/demo --watch
     python -m cluster.status results/demo/models/tiny --json
 
-Without a folder it shows every run below results/. One squeue call covers all of them; if Slurm does not answer, states
-come from the files. --watch redraws the table every 5 seconds, until Ctrl-C.
+Without a folder it shows every run below results/. One squeue call covers all of them; if Slurm
+does not answer, states come from the files. --watch redraws the table every 5 seconds, until
+Ctrl-C.
 """
 
 import math
@@ -52,7 +53,7 @@ _RECENT = 200  # finished shards over which the speed of a step is averaged
 
 
 def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[dict[str, Any]], str]:
-    """Tables of runs and model folders, the status of each model folder, and a remark if Slurm does not answer."""
+    """Tables, the status of each model folder, and a remark if Slurm does not answer."""
     settings = {run: _settings(run) for run in runs}
     tasks = {run: list(batches.recorded(run)) for run in runs}
     run_models = {run: _models(run, settings[run]) for run in runs}
@@ -62,7 +63,7 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
     statuses = {path: model_status(path, job, known) for path, job in jobs.items()}
 
     def trainings(paths: Sequence[Path], heading: str) -> str:
-        """The table of some trainings; `heading` is that of the first column, with their folders or names."""
+        """The table of some trainings; `heading`: of the first column, folders or names."""
         rows = [[str(path) if heading == COLUMNS[0] else path.name, *row(statuses[path])] for path in paths]
         spikes = [(path.name, statuses[path]["spikes"], ", ".join(statuses[path]["worst"][:3])) for path in paths]
         spiked = [f"{name}: spikes {n}, last in {worst or 'every sample'}" for name, n, worst in spikes if n]
@@ -79,7 +80,7 @@ def overview(runs: Sequence[Path], models: Sequence[Path]) -> tuple[str, list[di
 
 
 def _query(jobs: Sequence[Job], arrays: Sequence[str]) -> tuple[Mapping[str, QueuedJob], str]:
-    """What Slurm and this machine know of these jobs and Slurm arrays, and a remark if Slurm does not answer."""
+    """The jobs and arrays that are known, by id, and a remark if Slurm does not answer."""
     try:
         known, remark = query_jobs(jobs, arrays), SILENT
     except InputError as error:  # not a login node
@@ -97,7 +98,7 @@ def _models(run: Path, settings: Settings | None) -> list[Path]:
 
 
 def _settings(run: Path) -> Settings | None:
-    """The resolved settings of a run, with the path that was given for it; None if they cannot be read."""
+    """The resolved settings of a run, with the path as given; None if they cannot be read."""
     try:
         return load_settings(run / "config.yaml").model_copy(update={"run": run})
     except (ConfigError, InputError, OSError):
@@ -178,8 +179,9 @@ def _figure(value: float | None, form: str) -> str:
 def steps_table(settings: Settings, tasks: Iterable[Task], known: Mapping[str, QueuedJob]) -> str:
     """A row per step of a run's corpus; empty for a configuration without documents of its own.
 
-    A step's output appears whole or not at all, so a file that exists is a shard that is done; one of an earlier
-    configuration counts until Snakemake makes it again. `tasks`: those of Slurm that have not all been reported.
+    A step's output appears whole or not at all, so a file that exists is a shard that is done; one
+    of an earlier configuration counts until Snakemake makes it again. `tasks`: those of Slurm that
+    have not all been reported.
     """
     counts, rows = _in_slurm(tasks, known), []
     for step in steps.configured(settings):

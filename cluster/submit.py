@@ -3,12 +3,12 @@
     python -m cluster.submit --config config.yaml --model tiny --wait
     python -m cluster.submit --config configs/openwebtext.yaml --model gpt2_345m --dry-run
 
-The section `cluster` decides where it runs (executor, partition, GPUs per node), the model's `parallel` decides the
-number of processes. The job runs a copy of the code and the settings; editing them does not change it. A job that is
-still alive is not submitted twice: the command finds it again, or names the settings that were changed since.
-`--wait` follows the job to its end, over restarts. Ctrl-C then ends only the waiting for a Slurm job. A job on this
-machine is stopped, with a checkpoint: whoever interrupts it in the foreground, as Snakemake does, expects its
-processors back.
+The section `cluster` decides where it runs (executor, partition, GPUs per node), the model's
+`parallel` decides the number of processes. The job runs a copy of the code and the settings;
+editing them does not change it. A job that is still alive is not submitted twice: the command finds
+it again, or names the settings that were changed since. `--wait` follows the job to its end, over
+restarts. Ctrl-C then ends the waiting, not the Slurm job. With the local executor it stops the job
+with a checkpoint, as for any foreground process.
 """
 
 import sys
@@ -20,9 +20,10 @@ from pathlib import Path
 
 from cluster import jobs, slurm
 from cluster.cancel import cancel
+from cluster.executors import job_name, nodes_and_tasks, slurm_executor
 from cluster.job_end import requeue_dead
 from cluster.jobs import FINAL, Job, State
-from cluster.submission import job_name, make_snapshot, nodes_and_tasks, remove_marks, slurm_executor, start
+from cluster.submission import make_snapshot, remove_marks, start
 from cluster.training_job import TrainingJob
 from common import cli
 from common.config import load_settings
@@ -40,14 +41,14 @@ def _training(name: str, snapshot: Path) -> TrainingJob:
 
 
 def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
-    """The job of a model folder that is still alive: the recorded one, or one that Slurm has and nobody recorded.
+    """The live job of a model folder: the recorded one, or an unrecorded one in Slurm's queue.
 
     Raises JobError if there is no record and the controller is silent.
     """
     job = jobs.read_job(folder)
     if job is not None:
         state = jobs.current_state(folder, job, jobs.query_jobs([job]).get(job.id))
-        if state.state not in FINAL:  # or Slurm says nothing of it: it may be alive
+        if state.state not in FINAL:  # also if its state is unknown: it may be alive
             return job
     if settings.cluster.executor != "slurm":
         return None
@@ -57,24 +58,25 @@ def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
     unrecorded = [queued for queued in queue if queued.active]
     if not unrecorded:
         return None
-    found = Job(unrecorded[-1].id, "slurm", str(folder / "logs"), name)
+    job = Job(unrecorded[-1].id, "slurm", str(folder / "logs"), name)
     if unrecorded[-1].state == "PENDING":
         remove_marks(folder, time.time_ns())
-    jobs.write_job(folder, found)
-    return found
+    jobs.write_job(folder, job)
+    return job
 
 
 def submit(settings: Settings, name: str) -> Job:
     """Start the training job of a model, or return the one that is still alive.
 
-    Raises ConfigError, before any file is written, for a model that is too large or too slow for its machine.
+    Raises ConfigError, before any file is written, for a model that is too large or too slow for
+    its machine.
     """
     settings = _checked(settings, name)
     folder = settings.model_folder(name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "submit.lock", "w") as guard:
-        # Of two submissions, the second finds the first one's job. The lock outlives a killed submitter until sbatch
-        # has ended.
+        # Of two submissions, the second finds the first one's job. The lock outlives a killed
+        # submitter until sbatch has ended.
         lock(guard, wait=True)
         if job := find_job(folder, job_name(settings, name), settings):
             _check_unchanged(settings, name, job)
@@ -102,7 +104,7 @@ def _check_unchanged(settings: Settings, name: str, job: Job) -> None:
 
 
 def _checked(settings: Settings, name: str) -> Settings:
-    """The settings that the job gets: their processes fill whole nodes, and the planner has checked the layout."""
+    """The job's settings. Raises ConfigError if nodes are not full or the planner rejects them."""
     nodes_and_tasks(name, settings.models[name], settings.cluster)
     return prepare(settings, name)
 
@@ -121,7 +123,8 @@ def describe(settings: Settings, name: str) -> str:
 def wait(name: str, folder: Path, job: Job, max_restarts: int) -> None:
     """Wait for the job of a model folder; print every 10 s how far it is.
 
-    Raises JobError if the job did not finish, and if it waits for something that will not come (it is cancelled then).
+    Raises JobError if the job did not finish, and if it waits for something that will not come (it
+    is cancelled then).
     """
     try:
         state = _final_state(folder, job, max_restarts)

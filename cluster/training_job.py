@@ -3,8 +3,9 @@
     from cluster import TrainingJob
     executor.submit(TrainingJob("config.yaml", "tiny"))
 
-`cluster.submit` gives it an executor of its own (`cluster.submission`); docs/slurm.md shows one of yours. It is pickled
-by reference: the process imports this module from its PYTHONPATH, and the settings from the named file.
+`cluster.submit` gives it an executor of its own (`cluster.submission`); docs/slurm.md shows one of
+yours. It is pickled by reference: the process imports this module from its PYTHONPATH, and the
+settings from the named file.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from common import cli
 class TrainingJob:
     """Trains one model as one of the job's processes, whose rank comes from the environment.
 
-    Exits as `python -m training.train` does: 0, 2 for an error that must be cured first, 75 to be resumed.
+    Exits as `python -m training.train` does: 0, 2 for an error that must be cured first, 75 to be
+    resumed.
     """
 
     config: str
@@ -32,15 +34,19 @@ class TrainingJob:
     """What runs: its `main` gets --config, --model and the `options`."""
     options: Sequence[str] = ()
     requeue: bool = True
-    """Whether rank 0 asks Slurm to start the job again after a time limit or a preemption; False: the batch script,
-    which outlives the ranks, does it."""
+    """Whether rank 0 requeues the job after a time limit or a preemption.
+
+    False: the batch script does it, which outlives the ranks.
+    """
 
     def __call__(self) -> None:
-        """Run, in the process that submitit started. Raises SystemExit with an exit code other than 0."""
+        """Train, in a process that submitit started. Raises SystemExit with an exit code other than
+        0.
+        """
         from training.launch.signals import leave_at_once
 
-        # From here on, signals are ours: submitit's handlers would requeue the job without a checkpoint. submitit
-        # passes SystemExit on, so the exit code reaches srun.
+        # From here on, signals are ours: submitit's handlers would requeue the job without a
+        # checkpoint. submitit passes SystemExit on, so the exit code reaches srun.
         leave_at_once()
         main = import_module(self.module).main
         arguments = ["--config", self.config, "--model", self.model, *self.options]
@@ -59,7 +65,7 @@ class TrainingJob:
         return DelayedSubmission(self)
 
     def _begin(self) -> None:
-        """Record that the training runs: Slurm alone requeues it after the loss of a node, for example."""
+        """Record that the training runs, also if Slurm itself has requeued it."""
         from cluster import jobs
         from common.config import load_settings
         from training.launch.rank import read_launch

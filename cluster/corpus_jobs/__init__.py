@@ -1,1 +1,1 @@
-"""Corpus jobs on Slurm: Snakemake's executor `slurm-batch`, which packs the shards of a step into few jobs."""
+"""Snakemake's executor `slurm-batch`, which packs the shards of a step into few Slurm jobs."""

@@ -9,8 +9,8 @@ One batch is one sbatch call: an array of tasks, each with a list of shards. RUN
     0.results         what became of them, one line per event
     0.abandoned       exists if nobody waits for task 0: it then runs nothing
 
-A batch whose shards have all been reported is removed, so what is found here when a run starts was left by a Snakemake
-that died.
+A batch whose shards have all been reported is removed, so what is found here when a run starts was
+left by a Snakemake that died.
 """
 
 import errno
@@ -78,7 +78,8 @@ def key_of(rule: str, outputs: Iterable[object]) -> str:
 def split(count: int, per_task: int, max_tasks: int) -> list[list[range]]:
     """Which of `count` shards each task of each batch works on.
 
-    `per_task` is the number of shards per task; 0: as many as make one batch of at most `max_tasks` tasks.
+    `per_task` is the number of shards per task; 0: as many as make one batch of at most `max_tasks`
+    tasks.
     """
     per_task = per_task or -(-count // max_tasks)
     tasks = [range(first, min(first + per_task, count)) for first in range(0, count, per_task)]
@@ -102,7 +103,7 @@ class Task:
     running: int | None = None
     """The shard that has started last, if it has not ended."""
     alone: bool = False
-    """Whether `running` is the first one since Slurm started the task: it had the whole time limit for itself."""
+    """Whether `running` is the first shard of this start, and so had the whole time limit."""
     started: dict[int, float] = field(default_factory=dict)
     """When each shard started: seconds since the epoch by the clock of the file system."""
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -186,7 +187,7 @@ def context(environment: Mapping[str, str]) -> str:
 
 
 def title(rules: Sequence[str]) -> str:
-    """The title of a batch: its rule, or the common part of its rules' names, such as dedup_bands."""
+    """The rule of a batch, or the common part of its rules' names, such as dedup_bands."""
     return rules[0] if len(set(rules)) == 1 else os.path.commonprefix(rules).rstrip("_0123456789") or "corpus"  # noqa: RUF071
 
 
@@ -198,9 +199,9 @@ def write_batch(
     site: SiteSettings,
     avoided: Iterable[str] = (),
 ) -> list[Task]:
-    """Write the files of a batch whose tasks work on `parts` of `shards`, not on the nodes `avoided`.
+    """Write the files of a batch, one task per part of `shards`; returns its tasks.
 
-    Returns its tasks, not yet submitted.
+    `avoided`: nodes to exclude.
     """
     name, parent = title([shard.rule for shard in shards]), run.absolute() / FOLDER
     folder = parent / f"{name}.{time.strftime('%Y%m%d-%H%M%S')}.{uuid4().hex[:8]}"
@@ -267,7 +268,7 @@ def _identify(tasks: Sequence[Task], job: str) -> None:
 
 
 def recorded(run: Path) -> Iterator[Task]:
-    """The tasks of all batches whose shards have not all been reported, those of the newest batch last."""
+    """The tasks of all batches with unreported shards, the newest batch last."""
     records = []
     for path in (run.absolute() / FOLDER).glob("*/batch.json"):
         with suppress(OSError):  # Snakemake has just removed it: all its shards are reported

@@ -1,8 +1,8 @@
-"""Converts jobs of Snakemake's DAG for the executor: command, Slurm request, and which are submitted together.
+"""Converts jobs of Snakemake's DAG for the executor: command, Slurm request, grouping.
 
-A job waits until all jobs of its rule are ready, so that they share one job array (`PendingJobs`). One that an earlier
-run has left in Slurm is adopted or repeated (`OrphanedJobs`). `snakemake -n` prints the batches that a run would submit
-(`print_plan`).
+A job waits until all jobs of its rule are ready, so that they share one job array (`PendingJobs`).
+One that an earlier run has left in Slurm is adopted or repeated (`OrphanedJobs`). `snakemake -n`
+prints the batches that a run would submit (`print_plan`).
 """
 
 import os
@@ -28,7 +28,7 @@ Verdict = Literal["adopt", "cancel", "wait", "repeat"]
 _HEADER = ("rule", "shards", "tasks", "shards per task", "cpus", "memory MB", "minutes", "partition")
 
 parsed: tuple[Any, Settings] | None = None
-"""The workflow that Snakemake runs in this process, and its settings; set when the Snakefile is parsed."""
+"""The workflow of this process and its settings; set when the Snakefile is parsed."""
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class ShardJob:
     shard: Shard
     request: Request
     again: bool = False
-    """Whether it was submitted before: it does not wait for others of its rule, and its last log is kept."""
+    """Submitted before: it does not wait for others of its rule, and its last log is kept."""
     lost: int = 0
     """How many tasks ended while it ran, for reasons of their own."""
     nodes: list[str] = field(default_factory=list)
@@ -54,8 +54,8 @@ def give_up(job: Any) -> None:
 def unlimit_threads(workflow: Any) -> None:
     """Give submitted jobs the threads that their rules ask for, whatever the cores of this machine.
 
-    Snakemake caps the threads of every rule at --cores, and the profile in profiles/default sets that to all cores of
-    the login node. Local rules keep their own limit in the local executor.
+    Snakemake caps the threads of every rule at --cores, and the profile in profiles/default sets
+    that to all cores of the login node. Local rules keep their own limit in the local executor.
     """
     workflow.global_resources["_cores"] = None
 
@@ -66,7 +66,7 @@ def time_limit(rule: str) -> str:
 
 
 def request_of(job: Any, cluster: ClusterSettings) -> Request:
-    """The resources that a job asks Slurm for: twice the memory in its second attempt, three times in later ones.
+    """What a job asks Slurm for; its second attempt gets twice the memory, later ones three times.
 
     Rules state constants, because functions of the attempt make planning slow.
     """
@@ -109,9 +109,6 @@ def describe(job: Any, settings: Settings) -> ShardJob:
     return ShardJob(job, shard, request_of(job, settings.cluster), again=job.attempt > 1)
 
 
-# ------------------------------------------------------------------------------------------------ when to submit
-
-
 class PendingJobs:
     """Jobs that are ready and not submitted yet, in order."""
 
@@ -131,9 +128,10 @@ class PendingJobs:
         self._touched = time.monotonic()
 
     def ready(self, busy: bool, running: Callable[[], Iterable[Any]]) -> list[ShardJob]:
-        """The jobs to submit now: those of rules that are complete, and all if nothing can make more jobs ready.
+        """The jobs to submit now: those of complete rules, or all if no more can become ready.
 
-        `busy`: tasks of ours are queued or running. `running` gives the jobs that Snakemake considers started.
+        `busy`: tasks of ours are queued or running. `running` gives the jobs that Snakemake
+        considers started.
         """
         whole = [item for item in self.jobs if item.again or self._awaited[item.shard.rule] <= 0]
         if not self.jobs or whole or busy or time.monotonic() < self._touched + IDLE:
@@ -141,16 +139,13 @@ class PendingJobs:
         return list(self.jobs) if sum(not job.is_local for job in list(running())) == len(self.jobs) else []
 
 
-# ------------------------------------------------------------------------------------------------ of an earlier run
-
-
 class OrphanedJobs:
     """The shards that a dead Snakemake has left in Slurm and that this run needs.
 
-    A shard is adopted if its command and settings are what would be submitted now, and no input is newer than its
-    start. Its task then counts as one of this run: queued, running, or finished with success. Everything else is
-    repeated, but only when Slurm says that no task works on the shard any more; a task that works on something else is
-    cancelled.
+    A shard is adopted if its command and settings are what would be submitted now, and no input is
+    newer than its start. Its task then counts as one of this run: queued, running, or finished with
+    success. Everything else is repeated, but only when Slurm says that no task works on the shard
+    any more; a task that works on something else is cancelled.
     """
 
     def __init__(self, settings: Settings, needed: Iterable[Any]) -> None:
@@ -160,9 +155,9 @@ class OrphanedJobs:
         self._shards: dict[str, tuple[Task, int]] = {}
         self.claimed: list[tuple[ShardJob, Task, int]] = []
         """Jobs that are ready and undecided."""
-        if found := list(batches.recorded(settings.run)):
+        if tasks := list(batches.recorded(settings.run)):
             keys = {batches.key_of(job.rule.name, job.output) for job in needed}
-            every = ((shard.key, task, number) for task in found for number, shard in enumerate(task.shards))
+            every = ((shard.key, task, number) for task in tasks for number, shard in enumerate(task.shards))
             # of several batches with the same shard, the newest counts
             self._shards = {key: (task, number) for key, task, number in every if key in keys}
             for task, number in self._shards.values():
@@ -186,8 +181,8 @@ class OrphanedJobs:
             valid = same and result["exit"] == 0 and all(os.path.exists(path) for path in item.job.output)
             return "adopt" if valid and _saw(inputs, task.started[number]) else "repeat"
         if job is None or not job.active:
-            # It starts nothing more if Slurm receives it later, because Snakemake died inside sbatch, or has it under
-            # another id than sbatch printed.
+            # It starts nothing more if Slurm receives it later, because Snakemake died inside
+            # sbatch, or has it under another id than sbatch printed.
             task.abandon()
             task.read()
             if task.job != known:
@@ -208,11 +203,8 @@ def _saw(inputs: Iterable[str | Path], started: float) -> bool:
     return all(os.stat(path).st_mtime <= started for path in inputs if os.path.exists(path))
 
 
-# ------------------------------------------------------------------------------------------------ what -n prints
-
-
 def print_plan() -> None:
-    """Print the batches that would be submitted, if the Snakemake of this process made a dry run."""
+    """Print the batches that a run would submit, if this process made a dry run."""
     workflow, settings = parsed or (None, None)
     if workflow is None or settings is None or not workflow.dryrun or not len(workflow.dag):
         return
@@ -223,7 +215,10 @@ def print_plan() -> None:
 
 
 def _plan(workflow: Any, settings: Settings) -> list[tuple[object, ...]]:
-    """One row per sbatch call, in the order of the DAG. Jobs that are ready together and ask for the same share one."""
+    """One row per sbatch call, in the DAG's order.
+
+    Jobs that are ready together and ask for the same resources share one call.
+    """
     levels: dict[str, int] = {}  # of the last jobs of each rule
     jobs = []
     for level, generation in enumerate(workflow.dag.toposorted()):

@@ -1,17 +1,20 @@
-"""Snakemake's executor for corpus jobs on Slurm: many shards in few sbatch calls, and no Snakemake inside a job.
+"""Snakemake's executor for corpus jobs on Slurm: many shards in few sbatch calls.
 
     snakemake --profile slurm dataset
     snakemake --profile slurm -n dataset    # also prints what would be submitted
 
-The DAG has one job per shard and step. This executor holds the jobs of a rule until all of them are ready
-(`dag_jobs.PendingJobs`), packs them into the tasks of one job array (`batches`), and reports each shard by itself as
-soon as its task has written the result. A shard's command runs directly in the task (`run_batch`).
+The DAG has one job per shard and step. This executor holds the jobs of a rule until all of them are
+ready (`dag_jobs.PendingJobs`), packs them into the tasks of one job array (`batches`), and reports
+each shard by itself as soon as its task has written the result. A shard's command runs directly in
+the task (`run_batch`), without a Snakemake there.
 
-Success and failure are read from the result files. squeue is asked once per interval for all arrays, and only to find
-tasks that ended without finishing their list (`failures` says why); sacct is never asked. What a Snakemake that died
-has left in Slurm is adopted, or cancelled before the same shard runs again (`dag_jobs.OrphanedJobs`).
+Success and failure are read from the result files. squeue is asked once per interval for all
+arrays, and only to find tasks that ended without finishing their list (`failures` says why); sacct
+is never asked. What a Snakemake that died has left in Slurm is adopted, or cancelled before the
+same shard runs again (`dag_jobs.OrphanedJobs`).
 
-One thread does all the work; `run_job` only passes it a job. squeue runs in a second one, because it may take minutes.
+One thread does all the work; `run_job` only passes it a job. squeue runs in a second one, because
+it may take minutes.
 """
 
 import atexit
@@ -53,7 +56,7 @@ common_settings = CommonSettings(
 
 @dataclass
 class ExecutorSettings(ExecutorSettingsBase):  # type: ignore[misc]
-    """No options of its own. Snakemake makes one if this executor was chosen, also for a dry run."""
+    """No options. Snakemake creates it if this executor was chosen, for a dry run too."""
 
     def __post_init__(self) -> None:
         atexit.register(dag_jobs.print_plan)
@@ -152,7 +155,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._report_trouble("sbatch", "")
 
     def _prepare(self, item: ShardJob) -> None:
-        """Make the folders of a job's outputs; keep the log of a failed attempt, and remove that of an earlier run."""
+        """Make the folders of a job's outputs, and rename or remove its old logs."""
         for log in map(Path, item.shard.logs):
             if item.job.attempt > 1 and log.exists():
                 log.replace(log.with_suffix(f".attempt{item.job.attempt - 1}{log.suffix}"))
@@ -161,7 +164,10 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self.workflow.async_run(item.job.prepare())
 
     def _submit(self, request: Request, members: Sequence[ShardJob], parts: Sequence[range]) -> bool:
-        """Submit a batch; returns whether Slurm accepts it. After a limit on queued jobs the next is half as large."""
+        """Submit a batch; returns whether Slurm accepts it.
+
+        After a refusal because of a limit on queued jobs, the next batch is half as large.
+        """
         run, site = self.settings.run, dag_jobs.site_of(self.settings, request)
         rules = [members[number].shard.rule for part in parts for number in part]
         tasks = batches.write_batch(run, [item.shard for item in members], parts, request, site, self._avoided)
@@ -227,7 +233,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
         batches.remove_if_done(task)
 
     def _fail(self, members: Sequence[ShardJob], reason: str, task: Task | None = None, *, retry: bool = True) -> None:
-        """Report jobs as failed; the reason is printed once. Without `retry`, Snakemake does not start them again."""
+        """Report jobs as failed, with the reason once; without `retry`, for good."""
         for number, item in enumerate(members):
             if not retry:
                 dag_jobs.give_up(item.job)
@@ -241,13 +247,13 @@ class Executor(RealExecutor):  # type: ignore[misc]
 
     # The queue.
 
-    def _check_queue(self, asked: set[Task], found: list[QueuedJob] | None) -> None:
-        """Find tasks that ended without finishing their list, and handle orphaned jobs; `found`: Slurm's answer."""
-        if found is None:
+    def _check_queue(self, asked: set[Task], queued: list[QueuedJob] | None) -> None:
+        """Handle tasks that ended without finishing their list, and orphaned jobs."""
+        if queued is None:
             self._report_trouble("squeue", "Slurm's controller does not answer; waiting for it")
             return
         self._report_trouble("squeue", "")
-        queue = {job.id: job for job in found}
+        queue = {job.id: job for job in queued}
         for task in hidden(asked, queue):
             queue |= slurm.unknown([task.job])
             self._report_trouble(
@@ -271,7 +277,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 self._report_trouble(job.reason, why)
 
     def _handle_early_end(self, task: Task, state: str) -> None:
-        """Fail or resubmit the shards of a task that ended early: the one that ran, and those that had not started."""
+        """Fail or resubmit the shards that a task which ended early did not finish."""
         task.abandon()  # it starts nothing more, even if Slurm has it under another id
         end, left, failed = failures.task_end(task, state), _jobs(task), []
         if why := failures.final(task, left.values(), state):
@@ -320,7 +326,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
             self.logger.warning(f"{error}; the jobs end by themselves before their next shard")
 
     def _handle_orphans(self, queue: dict[str, QueuedJob], asked: set[Task]) -> None:
-        """Adopt, cancel or repeat orphaned jobs of a dead Snakemake, as far as they are ready in this run."""
+        """Adopt, cancel or repeat those jobs of a dead Snakemake that are ready in this run."""
         for item, task, number in [claim for claim in self._orphans.claimed if claim[1] in asked]:
             verdict = self._orphans.decide(item, task, number, queue.get(task.job))
             if verdict == "cancel":
@@ -338,7 +344,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
                 batches.remove_if_done(task)
 
     def _report_trouble(self, command: str, trouble: str) -> None:
-        """Warn when a problem with a command or job of Slurm begins, and when it has ended (`trouble` is empty)."""
+        """Warn when a problem with a command or job begins, and when it ends (`trouble` empty)."""
         if trouble != self._troubles.get(command, ""):
             self.logger.warning(trouble or f"{command} answers again.")
             self._troubles[command] = trouble

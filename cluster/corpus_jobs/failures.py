@@ -1,4 +1,4 @@
-"""Why a shard or a task has failed: whether the shard, the node, the disk or nobody is to blame, and the message."""
+"""Why a shard or task failed: shard, node, disk or nobody, and the message."""
 
 import os
 import signal
@@ -13,10 +13,11 @@ from cluster.corpus_jobs.dag_jobs import ShardJob, time_limit
 LOST_TASKS = 3
 """How many tasks a shard may lose through no fault of its own before it fails.
 
-If they ended before they started any shard, each was on another node, because a node where that happens is left out
-from then on (`blames_node`). Three such nodes share a fault, such as `setup` or the Python: to find that out takes
-three rounds, however large the cluster is. If a shard of the same rule has started elsewhere, it is the nodes' own
-fault, and others are tried until none is left.
+If they ended before they started any shard, each was on another node, because a node where that
+happens is left out from then on (`blames_node`). Three such nodes share a fault, such as `setup` or
+the Python: to find that out takes three rounds, however large the cluster is. If a shard of the
+same rule has started elsewhere, it is the nodes' own fault, and others are tried until none is
+left.
 """
 _TIME_LIMITS = 100  # jobs of a resumable shard that may reach their time limit before it fails
 _LOST = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"})  # neither the shard nor `setup` is to blame
@@ -27,7 +28,8 @@ _PROBE = 1 << 20  # bytes; what is left of a full disk may have room for a few s
 def blames_node(task: Task, state: str) -> bool:
     """Whether the node of a task that ended in a state of Slurm's must be left out from now on.
 
-    A node that fails at once, before the first shard, is free at once: Slurm gives it every task that is tried again.
+    A node that fails at once, before the first shard, is free at once: Slurm gives it every task
+    that is tried again.
     """
     return not task.started and bool(task.node) and state not in _LOST
 
@@ -58,12 +60,12 @@ def task_end(task: Task, state: str) -> str:
 
 
 def final(task: Task, items: Iterable[ShardJob], state: str) -> str:
-    """Why none of the jobs that wait for a task which ended early is tried again; empty if they may be."""
+    """Why the jobs of a task that ended early are not tried again; empty if they may be."""
     return "somebody cancelled it" if state == "CANCELLED" else disk_trouble(task, items)
 
 
 def blames_shard(item: ShardJob, number: int, task: Task, state: str, works: bool) -> bool:
-    """Count a task that ended early for one of its shards; returns whether that one counts as failed.
+    """Whether a task that ended early makes one of its shards fail; counts it for the shard.
 
     `works`: a shard of its rule has started somewhere.
     """
@@ -89,9 +91,9 @@ def task_failure(item: ShardJob, task: Task, state: str) -> str:
 
 
 def disk_trouble(task: Task, items: Iterable[ShardJob]) -> str:
-    """Why nothing can be written where a task and its jobs write, in the system's words; empty if that is possible.
+    """The system's error if a task and its jobs cannot write; empty if they can.
 
-    Space, inodes and quotas are asked by writing: only the file system knows which of them count.
+    It writes a file: only the file system knows whether space, inodes or a quota run out.
     """
     devices = set()
     for folder in (task.folder, *(Path(path).parent for item in items for path in item.job.output)):

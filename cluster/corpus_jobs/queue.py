@@ -1,7 +1,7 @@
 """Slurm's queue as the executor sees it: which tasks wait or run, and which have left it.
 
-squeue is called once per interval for all tasks, in a thread: on a busy cluster it takes minutes, and results are read
-meanwhile.
+squeue is called once per interval for all tasks, in a thread: on a busy cluster it takes minutes,
+and results are read meanwhile.
 """
 
 import threading
@@ -20,14 +20,14 @@ class Queue:
     """Calls squeue, and judges by its answers."""
 
     def __init__(self, interval: float, latency: float) -> None:
-        """`interval`: seconds between two calls; `latency`: until a file that another node has written is here."""
+        """`interval`: seconds between calls; `latency`: until another node's file is visible."""
         self._interval, self._latency = interval, latency
         self._next = 0.0
         self._tasks: set[Task] = set()
         self._answer: Future[list[QueuedJob] | None] | None = None
 
     def poll(self, tasks: set[Task]) -> tuple[set[Task], list[QueuedJob] | None] | None:
-        """Ask about `tasks` if it is time. Returns an answer that has come, and about which tasks; else None."""
+        """Ask about `tasks` if it is time; returns an answer with its tasks if one has come."""
         if self._answer is not None and self._answer.done():
             answered, self._answer = self._answer, None
             return self._tasks, answered.result()
@@ -37,7 +37,7 @@ class Queue:
         return None
 
     def has_left(self, task: Task, job: QueuedJob | None) -> bool:
-        """Whether a task has ended, `job` being its place in the queue, and its last results must be here by now."""
+        """Whether a task has ended and its last results are visible; `job`: its queue entry."""
         now = time.monotonic()
         if job is not None and job.active:
             task.missing = None

@@ -1,21 +1,24 @@
-"""Runs the shards of one Slurm task, one after the other; each result is on disk before the next shard starts.
+"""Runs the shards of one Slurm task in turn; a result is on disk before the next shard starts.
 
     python -IS run_batch.py FOLDER     # inside a Slurm job
 
-FOLDER/INDEX.json lists the shards of task INDEX; FOLDER/INDEX.results receives one JSON line per event:
+FOLDER/INDEX.json lists the shards of task INDEX; FOLDER/INDEX.results receives one JSON line per
+event:
 
-    {"begin": RESTARTS, "job": ID}                            a Slurm job started, or started again, on this list
-    {"start": I, "time": T}                                   shard I starts; it sees inputs as they were at T
-    {"unstarted": I}                                          it did not: this node has no shell, process or memory left
-    {"end": I, "exit": CODE, "seconds": S, "max_rss_mb": M}   shard I ended; a negative code is a signal
-    {"left": RESTARTS}                                        this start ends early, and none of its commands runs
+    {"begin": RESTARTS, "job": ID}   a Slurm job started, or started again, on this list
+    {"start": I, "time": T}          shard I starts; it sees inputs as they were at T
+    {"unstarted": I}                 it did not: this node has no shell, process or memory left
+    {"end": I, "exit": CODE, "seconds": S, "max_rss_mb": M}
+                                     shard I ended; a negative code is a signal
+    {"left": RESTARTS}               this start ends early, and none of its commands runs
 
-A requeued task skips shards that have ended. A shard that fails does not stop the others. SIGTERM (time limit,
-preemption, scancel) is passed on to the running command, and what has not ended stays unrecorded. A task leaves quietly
-if a newer one works on the same list, or if the file FOLDER/INDEX.abandoned exists.
+A requeued task skips shards that have ended. A shard that fails does not stop the others. SIGTERM
+(time limit, preemption, scancel) is passed on to the running command, and what has not ended stays
+unrecorded. A task leaves quietly if a newer one works on the same list, or if the file
+FOLDER/INDEX.abandoned exists.
 
-The file needs only the standard library: a copy of it lies in FOLDER, so that edited code never changes the runner of a
-queued job.
+The file needs only the standard library: a copy of it lies in FOLDER, so that edited code never
+changes the runner of a queued job.
 """
 
 import contextlib
@@ -38,7 +41,7 @@ _THREADS = (
 
 
 def read_events(path: str, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The events after byte `offset`, and the offset after them. An unfinished line is left for later."""
+    """The events after byte `offset`, and the offset after them, without an unfinished line."""
     with open(path, "rb") as file:
         file.seek(offset)
         data = file.read()
@@ -93,7 +96,7 @@ class Runner:
             self.stop()
 
     def _signal(self, number: int) -> bool:
-        """Signal the running command and all that it started; returns whether any of it is alive."""
+        """Signal the running command and its children; returns whether any is alive."""
         if self.child is None:
             return False
         try:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import submitit
 
-from cluster import TrainingJob, cancel, logs, status, submission
+from cluster import TrainingJob, cancel, executors, logs, status
 from common.files import read_json, read_rows
 from tests.conftest import ROOT
 from tests.helpers import assert_one_line_error, called, wait_for
@@ -116,5 +116,5 @@ def test_cancel_saves_and_a_waiter_ends_with_one_line(run: Run) -> None:
 def test_a_local_job_has_the_time_limit_of_its_model_in_minutes(tmp_path: Path) -> None:
     settings = settings_of(make_run(tmp_path, parallel={"tensor": 2}))
     job = TrainingJob(str(tmp_path / "settings.yaml"), "tiny")
-    executor = submission._local_executor(settings, job, 90)
+    executor = executors.local_executor(settings, job, 90)
     assert (executor.parameters["timeout_min"], executor.parameters["tasks_per_node"]) == (90, 2)

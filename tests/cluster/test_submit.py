@@ -14,8 +14,9 @@ import yaml
 from submitit.helpers import DelayedSubmission
 
 from cluster import TrainingJob, submission
+from cluster.executors import job_name
 from cluster.jobs import Job, query_jobs, read_job, read_state, write_job
-from cluster.submission import job_name, make_snapshot
+from cluster.submission import make_snapshot
 from cluster.submit import describe, main, submit
 from common.config import load_settings
 from common.errors import ConfigError, JobError
