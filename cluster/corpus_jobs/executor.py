@@ -18,12 +18,9 @@ it may take minutes.
 """
 
 import atexit
-import sys
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -34,16 +31,15 @@ from snakemake_interface_executor_plugins.settings import CommonSettings, Execut
 
 from cluster import slurm
 from cluster.corpus_jobs import batches, dag_jobs, failures
-from cluster.corpus_jobs.batches import Request, Task
+from cluster.corpus_jobs.batches import Task
 from cluster.corpus_jobs.dag_jobs import OrphanedJobs, PendingJobs, ShardJob, time_limit
 from cluster.corpus_jobs.queue import Queue, hidden
-from cluster.slurm import QueuedJob, RefusedError
+from cluster.corpus_jobs.submitter import Submitter
+from cluster.slurm import QueuedJob
 from common.errors import USER_ERROR, InputError, JobError, ToolkitError
 from common.settings import Settings
 
 POLL = 1.0  # seconds between two reads of the result files
-RETRY = 30.0  # seconds until sbatch is called again after a refusal that passes
-SOON = 3.0  # the same, if a task has ended since: Slurm's own count falls a moment later
 
 common_settings = CommonSettings(
     non_local_exec=True,
@@ -76,11 +72,14 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._pending, self._orphans = PendingJobs(needed), OrphanedJobs(self.settings, needed)
         self._incoming: SimpleQueue[Any] = SimpleQueue()
         self._open: list[Task] = []  # tasks that jobs of this run wait for
-        self._retry_at = 0.0
-        self._avoided: dict[str, None] = {}  # nodes to exclude, in the order in which they failed
         self._working: set[str] = set()  # rules with a shard that has started
-        self._room = sys.maxsize  # tasks to try to submit at once; few after a refusal
         self._troubles: dict[str, str] = {}
+        self._submitter = Submitter(
+            self.settings,
+            lambda job: self.workflow.async_run(job.prepare()),
+            self._submitted,
+            self._report_trouble,
+        )
         self._queue = Queue(
             float(self.workflow.remote_execution_settings.seconds_between_status_checks),
             float(self.workflow.execution_settings.latency_wait),
@@ -130,71 +129,19 @@ class Executor(RealExecutor):  # type: ignore[misc]
         self._read_results()
         if answer := self._queue.poll({*self._open, *(task for _, task, _ in self._orphans.claimed)}):
             self._check_queue(*answer)
-        if time.monotonic() >= self._retry_at:
-            self._submit_all(self._pending.ready(self._is_busy(), lambda: self.workflow.scheduler.running))
+        if self._submitter.may_submit:
+            self._submitter.submit(self._pending.ready(self._is_busy(), lambda: self.workflow.scheduler.running))
 
     def _is_busy(self) -> bool:
         """Whether tasks of this run or of an earlier one are queued or running."""
         return bool(self._open or self._orphans.claimed)
 
-    # Submitting.
+    # Results.
 
-    def _submit_all(self, ready: Sequence[ShardJob]) -> None:
-        """Submit jobs, those with equal requests together."""
-        groups: dict[Request, list[ShardJob]] = {}
-        for item in sorted(ready, key=lambda item: (item.shard.rule, item.shard.label)):
-            groups.setdefault(item.request, []).append(item)
-        corpus = self.settings.cluster.corpus
-        for request, members in groups.items():
-            for whole in batches.split(len(members), corpus.shards_per_job, corpus.max_tasks):
-                parts = whole[: max(1, self._room)]
-                for item in (members[number] for part in parts for number in part):
-                    self._prepare(item)
-                if not self._submit(request, members, parts) or len(parts) < len(whole):
-                    return  # the rest follows
-        self._report_trouble("sbatch", "")
-
-    def _prepare(self, item: ShardJob) -> None:
-        """Make the folders of a job's outputs, and rename or remove its old logs."""
-        for log in map(Path, item.shard.logs):
-            if item.job.attempt > 1 and log.exists():
-                log.replace(log.with_suffix(f".attempt{item.job.attempt - 1}{log.suffix}"))
-            elif not item.again:
-                log.unlink(missing_ok=True)
-        self.workflow.async_run(item.job.prepare())
-
-    def _submit(self, request: Request, members: Sequence[ShardJob], parts: Sequence[range]) -> bool:
-        """Submit a batch; returns whether Slurm accepts it.
-
-        After a refusal because of a limit on queued jobs, the next batch is half as large.
-        """
-        run, site = self.settings.run, dag_jobs.site_of(self.settings, request)
-        rules = [members[number].shard.rule for part in parts for number in part]
-        tasks = batches.write_batch(run, [item.shard for item in members], parts, request, site, self._avoided)
-        try:
-            job = slurm.submit(tasks[0].folder / "batch.sh", time_limit=time_limit(rules[0]), site=site)
-        except InputError as error:
-            batches.remove(tasks[0].folder)  # if Slurm has accepted it after all, its tasks end at once
-            name = batches.title(rules)
-            if not isinstance(error, RefusedError) or not error.passes:
-                if not self._avoided:
-                    raise InputError(f"{name}: {error}") from None
-                self._avoided.clear()  # perhaps no node was left: try them again, while their shards may lose a task
-                return False
-            if error.too_many:
-                self._room = len(parts) // 2
-            if not error.too_many or not self._room:
-                then = "the rest follows as jobs end" if error.too_many else f"trying again every {RETRY:.0f} s"
-                self._report_trouble("sbatch", f"{name}: {error.what}; {then}")
-                self._retry_at = time.monotonic() + RETRY
-            return False
-        batches.accepted(tasks, job)
-        self._room = max(self._room, 2 * len(parts))
-        for task, part in zip(tasks, parts, strict=True):
-            for number, member in enumerate(part):
-                del self._pending.jobs[members[member]]
-                self._wait_for(members[member], task, number)
-        return True
+    def _submitted(self, item: ShardJob, task: Task, number: int) -> None:
+        """Wait for a job of a batch that Slurm has accepted."""
+        del self._pending.jobs[item]
+        self._wait_for(item, task, number)
 
     def _wait_for(self, item: ShardJob, task: Task, number: int) -> None:
         """Let a job wait for a shard of a task that Slurm has."""
@@ -202,8 +149,6 @@ class Executor(RealExecutor):  # type: ignore[misc]
         if task not in self._open:
             self._open.append(task)
         self.report_job_submission(_info(item, task))
-
-    # Results.
 
     def _read_results(self) -> None:
         for task in list(self._open):
@@ -226,8 +171,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
     def _close(self, task: Task) -> None:
         """Remove a task for which no job of this run waits, and its batch if it is done."""
         self._open.remove(task)
-        self._room += 1
-        self._retry_at = min(self._retry_at, time.monotonic() + SOON)
+        self._submitter.task_ended()
         if len(task.ended) == len(task.shards) and not any(result["exit"] for result in task.ended.values()):
             task.log.unlink(missing_ok=True)
         batches.remove_if_done(task)
@@ -298,7 +242,7 @@ class Executor(RealExecutor):  # type: ignore[misc]
 
     def _avoid(self, task: Task, end: str) -> None:
         """Submit nothing more to the node of a task; say so once."""
-        self._avoided[task.node] = None
+        self._submitter.avoided[task.node] = None
         if task.node not in self._troubles:
             self._report_trouble(task.node, failures.why_avoided(task, end))
 

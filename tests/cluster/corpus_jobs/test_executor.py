@@ -42,10 +42,10 @@ rule {name}:
 QUICK = """
 import sys
 from cluster import slurm
-from cluster.corpus_jobs import dag_jobs, executor
+from cluster.corpus_jobs import dag_jobs, executor, submitter
 from snakemake.cli import main
 slurm.TIMEOUT = 3600
-executor.POLL, executor.RETRY, executor.SOON, dag_jobs.IDLE = 0.05, {retry}, 0.1, 0.1
+executor.POLL, submitter.RETRY, submitter.SOON, dag_jobs.IDLE = 0.05, {retry}, 0.1, 0.1
 main()
 """
 # The second shard of a task hangs the first time that it runs.
