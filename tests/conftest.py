@@ -19,10 +19,12 @@ from hypothesis import HealthCheck, settings
 
 from tests.helpers import PATIENCE
 
-# tests run in parallel: threads that wait for a core make operations on tiny tensors ten times slower
+# tests run in parallel: threads that wait for a core make operations on tiny tensors ten times
+# slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# `nohup make test` ignores SIGHUP, `make test &` in a script SIGINT, and so would the runs that tests interrupt
+# `nohup make test` ignores SIGHUP, `make test &` in a script SIGINT, and so would the runs that
+# tests interrupt
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,7 +43,8 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Once = Callable[[str, Callable[[Path], object]], Path]
 
 
-# These begin first, so that none of them is left over at the end. test_all.py builds `finished_run`.
+# These begin first, so that none of them is left over at the end. test_all.py builds
+# `finished_run`.
 LONGEST = (
     "workflow/test_all.py",
     "slurm/test_training.py",
@@ -55,7 +58,9 @@ LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hypothesis draws the same examples each time in the gate, `-m "not slow"`, and new ones in every other run."""
+    """Hypothesis draws the same examples each time in the gate, `-m "not slow"`, and new ones in
+    every other run.
+    """
     gate = config.option.markexpr == "not slow"
     slow_machine = [HealthCheck.too_slow]  # is no failure
     settings.register_profile(
@@ -66,10 +71,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of the longest files first, or shuffle all; keep together what shares a fixture.
+    """Put the tests of the longest files first, or shuffle all; keep together what shares a
+    fixture.
 
-    `--dist loadgroup` gives every test to whichever worker is free. Tests of a file that use one of its module-wide
-    fixtures form a group, so that the fixture is built once.
+    `--dist loadgroup` gives every test to whichever worker is free. Tests of a file that use one of
+    its module-wide fixtures form a group, so that the fixture is built once.
     """
     if ORDER:
         rng = random.Random(ORDER)  # every worker draws the same
@@ -162,10 +168,11 @@ def _files(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Once]:
-    """`once(name, build)` is a folder that `build(folder)` fills once, for all workers: copy it, do not change it.
+    """`once(name, build)` is a folder that `build(folder)` fills once, for all workers: copy it, do
+    not change it.
 
-    A test that changes something works on a copy, so that no test depends on another. The end of the session fails if
-    one did not, also by a command that only reads but keeps a cache there.
+    A test that changes something works on a copy, so that no test depends on another. The end of
+    the session fails if one did not, also by a command that only reads but keeps a cache there.
     """
     base = tmp_path_factory.getbasetemp()
     shared = base if worker_id == "master" else base.parent
@@ -191,9 +198,11 @@ def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[O
 
 @pytest.fixture(scope="session")
 def tiny_run(once: Once) -> Path:
-    """The folder of a finished training: `config.yaml`, `dataset/`, and `models/tiny` with checkpoints at 10 and 20.
+    """The folder of a finished training: `config.yaml`, `dataset/`, and `models/tiny` with
+    checkpoints at 10 and 20.
 
-    Two tensor-parallel processes, dropout, 20 iterations, validation every 10. `training.helpers.copy_run` copies it.
+    Two tensor-parallel processes, dropout, 20 iterations, validation every 10.
+    `training.helpers.copy_run` copies it.
     """
     from tests.training.helpers import launch_ok, make_run
 
@@ -208,10 +217,11 @@ def tiny_run(once: Once) -> Path:
 
 @pytest.fixture(scope="session")
 def finished_run(once: Once) -> Path:
-    """A working folder in which the demo has finished, from a site's URLs to text and report: `results/x`.
+    """A working folder in which the demo has finished, from a site's URLs to text and report:
+    `results/x`.
 
-    The site in `site/` has 12 chapters, eight exact and eight near copies, and every odd page; two shards; the model
-    `tiny` was trained by two processes. What the command printed is in `stdout`.
+    The site in `site/` has 12 chapters, eight exact and eight near copies, and every odd page; two
+    shards; the model `tiny` was trained by two processes. What the command printed is in `stdout`.
     """
     from tests.workflow import pipeline
 

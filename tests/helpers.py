@@ -17,14 +17,18 @@ from common import cli
 from common.files import MARK, Document, document_writer, read_documents, read_lines
 
 PATIENCE = 500
-"""Seconds after which what a test waits for counts as lost. Twenty processes on two cores are no failure.
+"""Seconds after which what a test waits for counts as lost. Twenty processes on two cores are no
+failure.
 
-Less than pytest's limit for a whole test, so that the message is the helper's. Waits without a message end there.
+Less than pytest's limit for a whole test, so that the message is the helper's. Waits without a
+message end there.
 """
 
 
 def new_seed() -> int:
-    """A seed for what a test draws. pytest shows it if the test fails; TEST_SEED=N draws the same again."""
+    """A seed for what a test draws. pytest shows it if the test fails; TEST_SEED=N draws the same
+    again.
+    """
     seed = int(os.environ.get("TEST_SEED") or random.randrange(1 << 32))
     print(f"TEST_SEED={seed}")
     return seed
@@ -56,7 +60,9 @@ def document(number: int, text: str, **more: Any) -> Document:
 
 
 def prose(seed: int, words: int = 200) -> str:
-    """English sentences of common words: long enough to pass every filter, different for every seed."""
+    """English sentences of common words: long enough to pass every filter, different for every
+    seed.
+    """
     rng = random.Random(seed)
     vocabulary = (
         "the a of and to in that it with for was on are as at be this have from or had by but what some we can out "
@@ -103,7 +109,9 @@ def run_main(main: Main, *arguments: object) -> int:
 
 
 def called(command: str | Main, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    """How a command ends, a module's name or its `main`, run in this process: its exit code and output."""
+    """How a command ends, a module's name or its `main`, run in this process: its exit code and
+    output.
+    """
     output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="", write_through=True) for _ in range(2))
     with redirect_stdout(output), redirect_stderr(errors):
         code = run_main(main_of(command) if isinstance(command, str) else command, *arguments)

@@ -1,4 +1,5 @@
-"""Run a command while N processes keep the cores busy: a gate that passes only on a quiet machine is red by chance.
+"""Run a command while N processes keep the cores busy: a gate that passes only on a quiet machine
+is red by chance.
 
     python -m tests.load 8 -- make test
 

@@ -1,4 +1,6 @@
-"""A loopback web server that misbehaves on purpose, one behaviour per page; its own thread, gone with its block."""
+"""A loopback web server that misbehaves on purpose, one behaviour per page; its own thread, gone
+with its block.
+"""
 
 import asyncio
 import contextlib
@@ -82,7 +84,9 @@ cut_chunk = raw(_START + b"Transfer-Encoding: chunked\r\n\r\n400\r\n<p>half")
 
 @dataclass
 class Server:
-    """A running server: where it is, and which `host/path` it was asked for, by which header lines, in order."""
+    """A running server: where it is, and which `host/path` it was asked for, by which header lines,
+    in order.
+    """
 
     address: str = ""
     requested: list[str] = field(default_factory=list)

@@ -50,7 +50,9 @@ def run(once: Once, tiny_run: Path) -> Path:
 
 
 def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
-    """Every command that takes a checkpoint, by the type of its argument; and its words, the checkpoint's last."""
+    """Every command that takes a checkpoint, by the type of its argument; and its words, the
+    checkpoint's last.
+    """
 
     class Parsed(Exception):
         pass

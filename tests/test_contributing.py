@@ -1,4 +1,6 @@
-"""The four changes that CONTRIBUTING.md shows, applied to a copy of the code and run as the page says."""
+"""The four changes that CONTRIBUTING.md shows, applied to a copy of the code and run as the page
+says.
+"""
 
 import os
 import re
@@ -20,7 +22,9 @@ SECTIONS = dict(
 
 
 def apply(title: str, folder: Path) -> None:
-    """Apply a section's diff: each hunk's old lines occur once in its file, and become the new ones."""
+    """Apply a section's diff: each hunk's old lines occur once in its file, and become the new
+    ones.
+    """
     (diff,) = re.findall(r"```diff\n(.*?)```", SECTIONS[title], re.DOTALL)
     assert 0 < sum(line.startswith("+") for line in diff.splitlines()) < 20
     for part in diff.split("--- ")[1:]:

@@ -1,4 +1,6 @@
-"""What keeps `make test` from being red by chance: time for fixtures, folders that nobody changes, seeds, a load."""
+"""What keeps `make test` from being red by chance: time for fixtures, folders that nobody changes,
+seeds, a load.
+"""
 
 import subprocess
 import sys

@@ -1,7 +1,8 @@
-"""A power cut leaves any tail in a file that grows: nothing, zeros, noise, the beginning of a record. Work goes on.
+"""A power cut leaves any tail in a file that grows: nothing, zeros, noise, the beginning of a
+record. Work goes on.
 
-Each kind of file is written, cut at an offset and given a tail; then what the file is for goes on as after a restart,
-and must end with the content of an undisturbed run.
+Each kind of file is written, cut at an offset and given a tail; then what the file is for goes on
+as after a restart, and must end with the content of an undisturbed run.
 """
 
 import random
@@ -34,7 +35,9 @@ class Kind:
     name: str
     """Of the file."""
     go_on: Callable[[Path], object]
-    """Do, or go on with, the work that makes the file grow; returns what must be equal to an undisturbed run."""
+    """Do, or go on with, the work that makes the file grow; returns what must be equal to an
+    undisturbed run.
+    """
     begin: bytes
     """The beginning of a record."""
     durable: Callable[[bytes], int] = lambda _: 0
@@ -42,7 +45,9 @@ class Kind:
 
 
 def scrape(path: Path) -> object:
-    """Append the pages that an archive lacks. Pages are compared: each record has a date and an id of its own."""
+    """Append the pages that an archive lacks. Pages are compared: each record has a date and an id
+    of its own.
+    """
     with Archive(path) as archive:
         for url in URLS:
             if url not in archive.responses:
@@ -73,7 +78,9 @@ def train(path: Path) -> object:
 
 
 def batch(path: Path) -> object:
-    """Record the events that a task's results lack; one that was complete but for its line end may be there twice."""
+    """Record the events that a task's results lack; one that was complete but for its line end may
+    be there twice.
+    """
     runner = Runner(str(path.parent), 0, "7", 0)
     for number in range(3):
         for event in ({"start": number, "time": 1.5}, {"end": number, "exit": number, "seconds": 0.25}):
@@ -84,7 +91,9 @@ def batch(path: Path) -> object:
 
 
 def beat(path: Path) -> object:
-    """Read the heartbeats of a job that was requeued, and write a new one, which replaces the old."""
+    """Read the heartbeats of a job that was requeued, and write a new one, which replaces the
+    old.
+    """
     model = path.parents[2]
     assert len(read_heartbeats(path.parent)) <= 1 and len(progress_of(model)) in (0, 8)
     heartbeat = Heartbeat(model, 0, 0, path.parent.name)
@@ -100,7 +109,9 @@ def points(path: Path) -> Iterator[int]:
 
 
 def tensorboard(path: Path) -> object:
-    """Show the points after a checkpoint at iteration 2, each start in its own file; TensorBoard reads them all."""
+    """Show the points after a checkpoint at iteration 2, each start in its own file; TensorBoard
+    reads them all.
+    """
     done = 2 if path.exists() else 0
     writer = SummaryWriter(path.parent)
     for step in range(done + 1, 6):

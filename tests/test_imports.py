@@ -1,4 +1,6 @@
-"""Imports go one way between packages, and in no circle inside them; no command starts with torch."""
+"""Imports go one way between packages, and in no circle inside them; no command starts with
+torch.
+"""
 
 import ast
 import re
@@ -41,7 +43,9 @@ FILES = {
 
 @cache
 def _imports(module: str) -> list[str]:
-    """The modules of ours that a module imports, at its top, inside functions or for types alone."""
+    """The modules of ours that a module imports, at its top, inside functions or for types
+    alone.
+    """
     text = FILES[module].read_text(encoding="utf-8")
     if FILES[module].suffix == ".smk":  # no Python outside of its import lines
         text = "\n".join(match[0].strip() for match in _IMPORT.finditer(text))

@@ -1,4 +1,6 @@
-"""What a compiled step would move on a GPU stays as little as docs/kernels.md says, by the code generated for one."""
+"""What a compiled step would move on a GPU stays as little as docs/kernels.md says, by the code
+generated for one.
+"""
 
 import json
 import shutil

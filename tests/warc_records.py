@@ -23,7 +23,9 @@ def record(url: str, block: bytes, kind: str = "response", **headers: str) -> by
 
 
 def write_warc(path: Path, *records: bytes) -> Path:
-    """A WARC file: a gzip member or a zstd frame per record where its name ends in .gz or .zst, plain otherwise."""
+    """A WARC file: a gzip member or a zstd frame per record where its name ends in .gz or .zst,
+    plain otherwise.
+    """
     packed = {
         ".gz": partial(gzip.compress, mtime=0),
         ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,

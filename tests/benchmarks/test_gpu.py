@@ -1,4 +1,6 @@
-"""benchmarks.gpu at toy size on a CPU: every table is filled, with no package that a bare GPU machine may lack."""
+"""benchmarks.gpu at toy size on a CPU: every table is filled, with no package that a bare GPU
+machine may lack.
+"""
 
 import ctypes
 import json

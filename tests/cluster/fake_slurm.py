@@ -1,8 +1,10 @@
-"""A Slurm without daemons, for `make test`: sbatch, squeue, scancel, scontrol and srun, answered by the test's process.
+"""A Slurm without daemons, for `make test`: sbatch, squeue, scancel, scontrol and srun, answered by
+the test's process.
 
-Jobs get the ids 1000, 1001, …; the tasks of an array (`--array=0-3`) are jobs 1000_0, 1000_1, …. A job starts with
-the environment of its sbatch. The texts are those of Slurm 22.05. The commands are bash
-scripts that ask a thread of this process, which takes milliseconds; a Python for each would take tens.
+Jobs get the ids 1000, 1001, …; the tasks of an array (`--array=0-3`) are jobs 1000_0, 1000_1, …. A
+job starts with the environment of its sbatch. The texts are those of Slurm 22.05. The commands are
+bash scripts that ask a thread of this process, which takes milliseconds; a Python for each would
+take tens.
 """
 
 import os
@@ -114,12 +116,14 @@ class FakeSlurm:
         return f"{self._bin}{os.pathsep}{os.environ['PATH']}"
 
     def behave(self, **values: Any) -> None:
-        """Change how the commands behave from now on; what is left out is as usual. An sbatch that is held goes on.
+        """Change how the commands behave from now on; what is left out is as usual. An sbatch that
+        is held goes on.
 
-        silent: the controller cannot be reached; meanwhile: is called with the name of each command before it does
-        anything; refuses: sbatch fails with these lines; most: jobs that a user may have (MaxSubmit); holds: sbatch
-        hangs "before" or "after" the job is in the queue; stays: why jobs stay pending, by name; exit_code: that of
-        srun; prints: sbatch's output, {} is the id.
+        silent: the controller cannot be reached; meanwhile: is called with the name of each command
+        before it does anything; refuses: sbatch fails with these lines; most: jobs that a user may
+        have (MaxSubmit); holds: sbatch hangs "before" or "after" the job is in the queue; stays:
+        why jobs stay pending, by name; exit_code: that of srun; prints: sbatch's output, {} is the
+        id.
         """
         changed, self._changed = self._changed, threading.Event()
         self._behaviour = _Behaviour(**values)
@@ -170,7 +174,9 @@ class FakeSlurm:
                 worker.join()
 
     def run(self, number: str, exit_code: int = 0) -> "subprocess.CompletedProcess[str]":
-        """Run the batch script of a job whose srun ends with `exit_code`; its state is left as it is."""
+        """Run the batch script of a job whose srun ends with `exit_code`; its state is left as it
+        is.
+        """
         job = self.job(number)
         self.behave(exit_code=exit_code)
         environment = {**os.environ, "PATH": self.path, "SLURM_JOB_ID": job.id}

@@ -1,4 +1,6 @@
-"""`snakemake --profile slurm` on real daemons: bytes and digits, dead tasks and nodes, a lost terminal."""
+"""`snakemake --profile slurm` on real daemons: bytes and digits, dead tasks and nodes, a lost
+terminal.
+"""
 
 import sys
 from pathlib import Path
@@ -47,7 +49,9 @@ rule a:
 
 
 def configure(folder: Path, command: str, shards: int, **corpus: object) -> Path:
-    """Set up a run in `folder` whose shards each do `command`; returns the file that lists what ran."""
+    """Set up a run in `folder` whose shards each do `command`; returns the file that lists what
+    ran.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "Snakefile").write_text(SNAKEFILE)
     (folder / "command").write_text(f"{command}\n")

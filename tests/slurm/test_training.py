@@ -1,4 +1,6 @@
-"""Trainings on a real Slurm that something interrupts: each is requeued, and ends as if nothing had happened."""
+"""Trainings on a real Slurm that something interrupts: each is requeued, and ends as if nothing had
+happened.
+"""
 
 import shutil
 import sys

@@ -54,7 +54,9 @@ HANGS = "[ $S != 0001 ] || [ -e $R.tried ] || { touch $R.tried; sleep 60; }"
 
 @dataclass
 class Site:
-    """The working folder with a Snakefile, its Slurm, and the output of the Snakemake that was started last."""
+    """The working folder with a Snakefile, its Slurm, and the output of the Snakemake that was
+    started last.
+    """
 
     fake: FakeSlurm
     rules: dict[str, str] = field(default_factory=dict)
@@ -235,7 +237,9 @@ def test_what_a_user_may_not_have_queued_follows_as_jobs_end(site: Site) -> None
 
 
 def test_ctrl_c_cancels_the_jobs_and_the_next_run_goes_on(site: Site) -> None:
-    """In the next run, a second Ctrl-C leaves at once although sbatch hangs, and nothing runs later."""
+    """In the next run, a second Ctrl-C leaves at once although sbatch hangs, and nothing runs
+    later.
+    """
     site.rule("a", HANGS)
     first = site.start()
     wait_for(Path("a.tried").exists)
@@ -257,7 +261,9 @@ def test_ctrl_c_cancels_the_jobs_and_the_next_run_goes_on(site: Site) -> None:
 
 
 def test_snakemake_survives_a_lost_terminal_and_failed_shards(site: Site) -> None:
-    """kill -9 of a run: its successor adopts what is the same, and repeats the rest when it has left Slurm."""
+    """kill -9 of a run: its successor adopts what is the same, and repeats the rest when it has
+    left Slurm.
+    """
     site.rule(
         "a",
         "until [ $S != 0001 ] || [ -e go ]; do sleep 0.05; done\n"

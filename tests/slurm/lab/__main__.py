@@ -3,9 +3,9 @@
     python -m tests.slurm.lab -- sinfo
     python -m tests.slurm.lab --nodes 4 --gpus 2 -- srun --nodes 4 --gres gpu:1 hostname
 
-Nothing outside its folder is touched. Partition `main` is the default; jobs in `low` are preempted if `main` needs
-their nodes. The GPUs are fake: Slurm counts them and sets CUDA_VISIBLE_DEVICES. However this process ends, the lab and
-what runs in it end, too.
+Nothing outside its folder is touched. Partition `main` is the default; jobs in `low` are preempted
+if `main` needs their nodes. The GPUs are fake: Slurm counts them and sets CUDA_VISIBLE_DEVICES.
+However this process ends, the lab and what runs in it end, too.
 """
 
 import argparse

@@ -1,4 +1,6 @@
-"""Start a Slurm of several nodes in one folder, run commands in it, and kill its parts as a bad day would."""
+"""Start a Slurm of several nodes in one folder, run commands in it, and kill its parts as a bad day
+would.
+"""
 
 import os
 import re
@@ -33,14 +35,18 @@ def missing() -> str:
 
 @dataclass(frozen=True)
 class Lab:
-    """A running cluster. Its commands share a mount namespace, in which /etc/slurm is the lab's configuration."""
+    """A running cluster. Its commands share a mount namespace, in which /etc/slurm is the lab's
+    configuration.
+    """
 
     folder: Path  # configuration, logs, state and sockets
     environment: dict[str, str]  # finds this cluster from any process, also outside the mount namespace
     nodes: tuple[str, ...]
 
     def inside(self, cwd: Path | None = None) -> list[str]:
-        """What to put in front of a command to run it in the lab's mount namespace and environment, in `cwd`."""
+        """What to put in front of a command to run it in the lab's mount namespace and environment,
+        in `cwd`.
+        """
         namespace = f"--mount=/proc/{(self.folder / 'munged.pid').read_text().strip()}/ns/mnt"
         marks = [f"{name}={self.environment[name]}" for name in ("PATH", "SLURM_CONF", processes.MARK)]
         return ["nsenter", namespace, "--", "env", f"--chdir={cwd or Path.cwd()}", *marks]
@@ -48,21 +54,29 @@ class Lab:
     def run(
         self, *command: str, cwd: Path | None = None, timeout: float = PATIENCE, **options: Any
     ) -> "subprocess.CompletedProcess[str]":
-        """Run a command in the lab to its end; its exit code is not checked. `options` are subprocess.run's."""
+        """Run a command in the lab to its end; its exit code is not checked. `options` are
+        subprocess.run's.
+        """
         options = {"env": self.environment, "capture_output": True, "text": True, "timeout": timeout, **options}
         return subprocess.run([*self.inside(cwd), *command], check=False, **options)
 
     def start(self, *command: str, cwd: Path | None = None) -> "subprocess.Popen[str]":
-        """Start a command in the lab, in a session of its own; its messages are part of its output."""
+        """Start a command in the lab, in a session of its own; its messages are part of its
+        output.
+        """
         streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen([*self.inside(cwd), *command], env=self.environment, start_new_session=True, **streams)
 
     def check(self, *command: str) -> str:
-        """Run a command in the lab and return its output; raises RuntimeError with its messages if it fails."""
+        """Run a command in the lab and return its output; raises RuntimeError with its messages if
+        it fails.
+        """
         return _checked(command, self.run(*command))
 
     def wait(self, condition: Callable[[], object], timeout: float = PATIENCE, log: str = "slurmctld.log") -> None:
-        """Wait until `condition` holds; raises TimeoutError with the end of `log` after `timeout` seconds."""
+        """Wait until `condition` holds; raises TimeoutError with the end of `log` after `timeout`
+        seconds.
+        """
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
@@ -70,12 +84,16 @@ class Lab:
             time.sleep(0.2)
 
     def job(self, job_id: str | int) -> dict[str, str]:
-        """What `scontrol show job` says; raises RuntimeError if there is no such job or no controller."""
+        """What `scontrol show job` says; raises RuntimeError if there is no such job or no
+        controller.
+        """
         line = self.check("scontrol", "show", "job", "--oneliner", str(job_id)).splitlines()[0]
         return dict(re.findall(r"(?:^|\s)([A-Z][\w:/\[\]]*)=(.*?)(?=\s+[A-Z][\w:/\[\]]*=|\s*$)", line))
 
     def wait_saved(self, job_id: str | int) -> None:
-        """Wait until the controller has written the job's present state to disk: it does so every few seconds."""
+        """Wait until the controller has written the job's present state to disk: it does so every
+        few seconds.
+        """
         mark = f"saved at {time.time()}"
         self.check("scontrol", "update", f"jobid={job_id}", f"admincomment={mark}")
         self.wait(lambda: mark.encode() in (self.folder / "state" / "job_state").read_bytes())
@@ -109,7 +127,9 @@ class Lab:
 
 @contextmanager
 def slurm(folder: Path, nodes: int = 2, gpus: int = 0) -> Iterator[Lab]:
-    """Start a cluster with `gpus` fake GPUs per node in `folder`; all its processes are killed at the end."""
+    """Start a cluster with `gpus` fake GPUs per node in `folder`; all its processes are killed at
+    the end.
+    """
     if len(str(folder)) > 95:
         raise ValueError(f"{folder}: too long for the unix sockets in it (at most 95 characters)")
     names = tuple(f"node{number}" for number in range(1, nodes + 1))

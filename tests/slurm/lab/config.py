@@ -21,7 +21,8 @@ CredType=cred/munge
 AuthInfo=socket={lab}/munge.sock,cred_expire=5
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 StateSaveLocation={lab}/state
-# short, because of the unix sockets in it: slurmd is in the lab's mount namespace, where this is {lab}/etc/spool
+# short, because of the unix sockets in it: slurmd is in the lab's mount namespace, where this is
+# {lab}/etc/spool
 SlurmdSpoolDir=/etc/slurm/spool/%n
 SlurmctldPidFile={lab}/slurmctld.pid
 SlurmdPidFile={lab}/slurmd.%n.pid
@@ -54,7 +55,9 @@ PartitionName=low MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=
 
 
 def write_config(lab: Path, nodes: int, gpus: int, first_port: int) -> None:
-    """Write slurm.conf and gres.conf to `lab`/etc; the controller listens on `first_port`, node N on that plus N."""
+    """Write slurm.conf and gres.conf to `lab`/etc; the controller listens on `first_port`, node N
+    on that plus N.
+    """
     folder = lab / "etc"
     text = _SLURM.format(
         lab=lab,
@@ -62,7 +65,8 @@ def write_config(lab: Path, nodes: int, gpus: int, first_port: int) -> None:
         nodes=nodes,
         node_ports=f"[{first_port + 1}-{first_port + nodes}]" if nodes > 1 else first_port + 1,
         memory="RealMemory=64000" + (f" Gres=gpu:{gpus}" if gpus else ""),
-        # job ids from the clock: a fresh controller would reuse ids, and old results would be taken for new ones
+        # job ids from the clock: a fresh controller would reuse ids, and old results would be taken
+        # for new ones
         first_job=int(time.time()) % 10**6 + 1,
     )
     (folder / "slurm.conf").write_text(text)
@@ -78,7 +82,8 @@ def write_config(lab: Path, nodes: int, gpus: int, first_port: int) -> None:
 def ports(count: int) -> Iterator[int]:
     """Hold a block of `count` free ports on loopback, below the ephemeral range; yields the first.
 
-    An abstract socket with the block's number is its lock: the kernel drops it when this process ends, however it ends.
+    An abstract socket with the block's number is its lock: the kernel drops it when this process
+    ends, however it ends.
     """
     for first in range(20000, 32000, 100):
         with socket.socket(socket.AF_UNIX) as lock:

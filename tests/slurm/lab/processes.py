@@ -16,7 +16,9 @@ MARK = "LAB_FOLDER"  # in the environment of every process of a lab; Snakemake s
 
 
 def of_lab(folder: Path) -> list[psutil.Process]:
-    """Every process of the lab in `folder` and their descendants, except the caller and its ancestors."""
+    """Every process of the lab in `folder` and their descendants, except the caller and its
+    ancestors.
+    """
     return _with_descendants(lambda process: _has(process, MARK, str(folder)))
 
 
@@ -33,7 +35,9 @@ def of_node(folder: Path, node: str) -> list[psutil.Process]:
 
 
 def kill(find: Callable[[], list[psutil.Process]], timeout: float = 300) -> None:
-    """SIGKILL what `find` returns, again until it returns nothing; raises TimeoutError after `timeout` seconds."""
+    """SIGKILL what `find` returns, again until it returns nothing; raises TimeoutError after
+    `timeout` seconds.
+    """
     deadline = time.monotonic() + timeout
     while alive := find():
         if time.monotonic() > deadline:
@@ -48,7 +52,9 @@ def kill(find: Callable[[], list[psutil.Process]], timeout: float = 300) -> None
 
 @contextmanager
 def killed_at_the_end(folder: Path) -> Iterator[None]:
-    """Kill the lab in `folder` when the block ends, or when this process does, however that ends."""
+    """Kill the lab in `folder` when the block ends, or when this process does, however that
+    ends.
+    """
     # in a session of its own, which Ctrl-C and a lost terminal do not reach
     guard = [sys.executable, __file__, str(folder)]
     with subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True) as process:
@@ -57,7 +63,9 @@ def killed_at_the_end(folder: Path) -> Iterator[None]:
 
 
 def _has(process: psutil.Process, name: str, value: str) -> bool:
-    """Whether this is in the environment; psutil's reader stops at the title that Slurm's daemons write over it."""
+    """Whether this is in the environment; psutil's reader stops at the title that Slurm's daemons
+    write over it.
+    """
     try:
         return f"\0{name}={value}\0".encode() in b"\0" + Path(f"/proc/{process.pid}/environ").read_bytes()
     except OSError:  # it has ended
