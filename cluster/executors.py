@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import submitit
@@ -18,9 +19,23 @@ from cluster import slurm
 from cluster.training_job import TrainingJob
 from common.errors import ConfigError
 from common.settings import ClusterSettings, Experiment, Settings
+from training.planning.elastic import on_processes
 from training.planning.machines import processes_of
 
 _LONGEST_SIGNAL = 4  # the signal to save comes at most 1 / 4 of the time limit before the end
+# Slurm has given MIN to MAX nodes. A node that the batch cannot use is given back, if the site
+# allows that (disable_job_shrink); Slurm writes how the variables change to the current folder.
+_USABLE_NODES = """\
+for nodes in {counts}; do [ "$nodes" -gt "$SLURM_JOB_NUM_NODES" ] || break; done
+if [ "$nodes" -lt "$SLURM_JOB_NUM_NODES" ]; then
+    echo "$SLURM_JOB_NUM_NODES nodes: the global batch divides over $nodes"
+    pushd {logs} >/dev/null
+    scontrol update JobId=$SLURM_JOB_ID NumNodes=$nodes && . ./slurm_job_"$SLURM_JOB_ID"_resize.sh
+    rm -f slurm_job_"$SLURM_JOB_ID"_resize.{{sh,csh}}
+    popd >/dev/null
+fi
+export SLURM_NNODES=$nodes SLURM_JOB_NUM_NODES=$nodes
+export SLURM_NTASKS=$((nodes * {tasks})) SLURM_NPROCS=$((nodes * {tasks}))"""
 _JOB_END = """\
 # The shell outlives the signals that Slurm sends to the whole job: it waits for the ranks, then
 # job_end records how they ended and requeues the job if it should continue.
@@ -32,7 +47,7 @@ trap job_end EXIT"""
 def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> "_SlurmExecutor":
     """The executor that submits a job to Slurm, with all parameters; `minutes`: the time limit."""
     cluster, logs, snapshot = settings.cluster, logs_folder(settings, job.model), Path(job.config).parent
-    nodes, tasks = nodes_and_tasks(job.model, settings.models[job.model], cluster)
+    counts, tasks = node_counts(job.model, settings.models[job.model], cluster)
     gres = cluster.gres or "gpu"
     cpus = cluster.cpus_per_task or 1
     if cluster.gpus_per_node and not cluster.cpus_per_task:
@@ -41,6 +56,9 @@ def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> "_Slur
     # submitit puts the pickle in its place after sbatch, unless it is killed in between
     pickle = shlex.quote(f"{logs}/") + '"$SLURM_JOB_ID"_submitted.pkl'
     setup += [f"[ -e {pickle} ] || cp {shlex.quote(str(pickle_of(job)))} {pickle}", *cluster.setup]
+    if len(counts) > 1:
+        numbers = " ".join(map(str, counts))
+        setup.append(_USABLE_NODES.format(counts=numbers, tasks=tasks, logs=shlex.quote(str(logs))))
     if job.module == TrainingJob.module:
         options = ["--folder", str(logs.parent), "--max-restarts", str(cluster.max_restarts)]
         setup.append(_JOB_END.format(command=shlex.join([sys.executable, "-m", "cluster.job_end", *options])))
@@ -52,12 +70,17 @@ def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> "_Slur
     # from sbatch, overwrites the logs of the job's earlier starts, and drops the exports above
     # where SBATCH_EXPORT is NONE.
     srun = ["--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", "--open-mode=append", "--export=ALL"]
+    # A requeued job with --ntasks-per-node keeps its last number of nodes: with a range of nodes, the
+    # job has one large task per node, and srun starts the ranks.
+    cpus_of_task = cpus * tasks if len(counts) > 1 else cpus
+    if len(counts) > 1:
+        srun.append(f"--ntasks-per-node={tasks}")
     executor = _SlurmExecutor(logs, python=container)
     executor.update_parameters(
         job_name=job_name(settings, job.model),
-        nodes=nodes,
-        ntasks_per_node=tasks,
-        cpus_per_task=cpus,
+        nodes=counts[0],
+        ntasks_per_node=None if len(counts) > 1 else tasks,
+        cpus_per_task=cpus_of_task,
         gres=f"{gres}:{tasks}" if cluster.gpus_per_node else None,
         mem=f"{cluster.mem_gb_per_task * tasks}G" if cluster.mem_gb_per_task else None,
         time=minutes,
@@ -68,6 +91,7 @@ def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> "_Slur
         additional_parameters={
             "signal": f"USR2@{min(cluster.signal_seconds, minutes * 60 // _LONGEST_SIGNAL)}",
             **({"output": log.replace("%t", "0")} if doubled else {}),
+            **({"nodes": node_range(counts, cluster.shrink_after_minutes)} if len(counts) > 1 else {}),
             **({} if "no-requeue" in site else {"requeue": True}),
             **{key.replace("-", "_"): value or True for key, value in site.items()},
         },
@@ -88,6 +112,9 @@ class _SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         return slurm.job_id(string if isinstance(string, str) else string.decode())
+
+    def _num_tasks(self) -> int:
+        return 1  # the number of a range of nodes is unknown, and nobody reads results of tasks
 
     def batch_script(self) -> str:
         """The script that `submit` passes to sbatch."""
@@ -129,6 +156,39 @@ def nodes_and_tasks(name: str, experiment: Experiment, cluster: ClusterSettings)
             "cluster.gpus_per_node or tasks_per_node"
         )
     return nodes, tasks
+
+
+def node_counts(name: str, experiment: Experiment, cluster: ClusterSettings) -> tuple[list[int], int]:
+    """The numbers of nodes on which model `name` may start, largest first, and processes per node.
+
+    One number, unless `cluster.min_nodes` is set. Raises ConfigError if that has no effect.
+    """
+    nodes, tasks = nodes_and_tasks(name, experiment, cluster)
+    least = cluster.min_nodes
+    if not least:
+        return [nodes], tasks
+    if cluster.executor == "local":
+        raise ConfigError(f"cluster.min_nodes {least} needs cluster.executor slurm; set it to 0")
+    if experiment.parallel.auto:
+        raise ConfigError(
+            f"cluster.min_nodes {least}: models.{name}.parallel is auto and chosen when the job starts; set "
+            "cluster.gpu, so that it is chosen before, or a layout"
+        )
+    counts = [count for count in range(nodes, 0, -1) if on_processes(experiment, count * tasks) is not None]
+    usable = [count for count in counts if count >= least]
+    if usable[1:]:
+        return usable, tasks
+    batch = experiment.train.global_batch_size
+    able = f"it divides over {counts[1]}" if counts[1:] else "change it, or micro_batch_size"
+    raise ConfigError(
+        f"cluster.min_nodes {least}: models.{name}.train.global_batch_size {batch} divides over no number of nodes "
+        f"from {least} to {nodes - 1} ({tasks} processes each); {able}"
+    )
+
+
+def node_range(counts: Sequence[int], shrink_after_minutes: int) -> str:
+    """sbatch's --nodes for a job that may start on any of `counts`: all, or for the time being the most."""
+    return f"{counts[0]}" if shrink_after_minutes else f"{counts[-1]}-{counts[0]}"
 
 
 def job_name(settings: Settings, name: str) -> str:

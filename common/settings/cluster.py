@@ -86,6 +86,12 @@ class JobSettings(SiteSettings):
     node's, or 1 without GPUs."""
     mem_gb_per_task: NonNegativeInt = 0
     """Memory per process, in GB (Slurm only). 0: the site's default."""
+    min_nodes: NonNegativeInt = 0
+    """Fewest nodes on which a job may start (Slurm only). Each start takes the free nodes, from this
+    many up to those of `parallel`, over which the global batch divides. 0: always all of them."""
+    shrink_after_minutes: NonNegativeInt = 0
+    """With min_nodes: how long a job in the queue waits for all its nodes before it accepts fewer.
+    Needs a process that waits for the job (`--wait`, Snakemake)."""
 
 
 class ClusterSettings(JobSettings):
