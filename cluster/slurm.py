@@ -181,6 +181,24 @@ def cores_per_gpu(gres: str, gpus: int, partition: str) -> int:
     return max(1, min(shares, default=1))
 
 
+def idle_nodes(partition: str) -> int:
+    """How many nodes of a partition have nothing to do and accept jobs; 0 if Slurm does not answer."""
+    answer = _run(["scontrol", "--oneliner", "show", "node"])
+    nodes = map(_pairs, answer.stdout.splitlines() if answer else ())
+    return sum(node.get("State") == "IDLE" and partition in node.get("Partitions", "").split(",") for node in nodes)
+
+
+def set_nodes(job: str, nodes: str) -> bool:
+    """Change the nodes that a job in the queue asks for, such as 2-4; returns whether Slurm did."""
+    answer = _run(["scontrol", "update", f"JobId={job}", f"NumNodes={nodes}"])
+    return answer is not None and answer.returncode == 0
+
+
+def interrupt(job: str) -> None:
+    """Have the ranks of a job save and exit; it is then requeued. Raises JobError if Slurm refuses."""
+    _cancel(["--signal=USR2", job])
+
+
 def seconds(limit: str) -> float:
     """Seconds of Slurm's [DAYS-]HH:MM:SS; infinite for UNLIMITED."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
@@ -198,10 +216,14 @@ def requeue(job: str) -> bool:
 
 def cancel(jobs: Sequence[str]) -> None:
     """Cancel jobs. Raises JobError if the controller refuses."""
-    answer = _run(["scancel", *jobs])
+    _cancel(jobs)
+
+
+def _cancel(arguments: Sequence[str]) -> None:
+    answer = _run(["scancel", *arguments])
     if answer is None or answer.returncode:
         why = "the controller does not answer" if answer is None else _reason(answer.stderr)
-        raise JobError(f"scancel {' '.join(jobs)}: {why}")
+        raise JobError(f"scancel {' '.join(arguments)}: {why}")
 
 
 def submit(script: Path, time_limit: str = _TIME_LIMIT, site: SiteSettings | None = None) -> str:

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from cluster import jobs, slurm
 from cluster.cancel import cancel
-from cluster.executors import job_name, nodes_and_tasks, slurm_executor
+from cluster.elastic import Patience, counts_of, grow
+from cluster.executors import job_name, node_counts, node_range, nodes_and_tasks, slurm_executor
 from cluster.job_end import requeue_dead
 from cluster.jobs import FINAL, Job, State
 from cluster.submission import make_snapshot, remove_marks, start
@@ -33,7 +34,6 @@ from common.progress import Ticker
 from common.settings import Settings, changes
 from training.model_folder import is_finished
 from training.planning.fit import prepare
-from training.planning.machines import processes_of
 
 
 def _training(name: str, snapshot: Path) -> TrainingJob:
@@ -65,9 +65,10 @@ def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
     return job
 
 
-def submit(settings: Settings, name: str) -> Job:
+def submit(settings: Settings, name: str, waits: bool = True) -> Job:
     """Start the training job of a model, or return the one that is still alive.
 
+    `waits`: whether the caller waits for the job, see `Patience`; else it accepts fewer nodes at once.
     Raises ConfigError, before any file is written, for a model that is too large or too slow for
     its machine.
     """
@@ -85,9 +86,17 @@ def submit(settings: Settings, name: str) -> Job:
         snapshot = make_snapshot(settings, folder)
         minutes = settings.models[name].time_limit_minutes
         job = start(settings, _training(name, snapshot), minutes, keep_open=[guard.fileno()])
-    processes = processes_of(settings.models[name], settings.cluster)
-    print(f"{name}: submitted job {job.id} ({processes} processes), logs in {job.logs}")
+    if not waits and settings.cluster.shrink_after_minutes:
+        counts, _ = counts_of(job, name)
+        slurm.set_nodes(job.id, node_range(counts, 0))
+    print(f"{name}: submitted job {job.id} ({_processes(settings, name)} processes), logs in {job.logs}")
     return job
+
+
+def _processes(settings: Settings, name: str) -> str:
+    """How many processes the job has: 8, or 4 to 8."""
+    counts, tasks = node_counts(name, settings.models[name], settings.cluster)
+    return " to ".join(str(count * tasks) for count in dict.fromkeys([counts[-1], counts[0]]))
 
 
 def _check_unchanged(settings: Settings, name: str, job: Job) -> None:
@@ -148,8 +157,9 @@ def wait(name: str, folder: Path, job: Job, max_restarts: int) -> None:
 
 def _final_state(folder: Path, job: Job, max_restarts: int) -> State:
     """The state in which a job ends; recorded."""
-    ticker = Ticker()
+    ticker, patience = Ticker(), Patience(job, folder.name)
     for state, queued in jobs.states(folder, job):
+        patience.look(queued)
         if queued is not None and queued.unschedulable:
             slurm.cancel([job.id])
             state = replace(state, state="failed", reason=slurm.never_starts(queued))
@@ -167,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_model_settings(parser)
     parser.add_argument("--wait", action="store_true", help="wait for the job to end")
     parser.add_argument("--dry-run", action="store_true", help="print the batch script that would be submitted")
+    parser.add_argument("--grow", action="store_true", help="restart the running job on more nodes, if some are idle")
     arguments = parser.parse_args(argv)
     settings = cli.read_settings(arguments)
     if arguments.dry_run:
@@ -175,7 +186,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if is_finished(settings, arguments.model):
         print(f"{arguments.model}: finished, nothing to do; {settings.model_folder(arguments.model) / 'done.json'}")
         return 0
-    job = submit(settings, arguments.model)
+    if arguments.grow:
+        print(grow(settings.model_folder(arguments.model).resolve(), arguments.model))
+        return 0
+    job = submit(settings, arguments.model, arguments.wait)
     if arguments.wait:
         folder, restarts = settings.model_folder(arguments.model).resolve(), settings.cluster.max_restarts
         wait(arguments.model, folder, job, restarts)
