@@ -299,6 +299,10 @@ class FakeSlurm:
 
     def _scontrol(self, arguments: list[str]) -> Answer:
         *_, verb, number = arguments
+        if verb.startswith("JobId="):
+            number = verb.removeprefix("JobId=")
+            self.change(number, options=[*self.job(number).options, arguments[-1].replace("NumNodes", "--nodes")])
+            return 0, "", ""
         if verb == "show" and number in ("node", "config"):
             return 0, self.nodes if number == "node" else self.config, ""
         if number not in self._jobs:
@@ -311,4 +315,5 @@ class FakeSlurm:
             return 0, "", ""
         shown = {"JobId": job.id, "JobName": job.name, "JobState": job.state, "Reason": job.reason}
         shown |= {"Requeue": str(int("--no-requeue" not in job.options)), "Restarts": str(job.restarts)}
+        shown |= {"NumNodes": str(job.nodes.count(",") + 1), "Partition": job.asked.get("partition", "main")}
         return 0, " ".join(f"{key}={value}" for key, value in shown.items()) + "\n", ""
