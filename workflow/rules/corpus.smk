@@ -32,12 +32,7 @@ rule blacklist:
         made_here(settings.urls),
     output:
         rejects=rejects("blacklist"),
-        stats=report(
-            result("blacklist"),
-            caption="captions/blacklist.rst",
-            category="Corpus",
-            labels={"figure": "URLs kept and dropped"},
-        ),
+        stats=result("blacklist"),
     log:
         RUN / "logs/blacklist.log",
     threads: 4
@@ -316,12 +311,7 @@ rule merge_index:
         bin=f"{settings.dataset_prefix}.bin",
         idx=f"{settings.dataset_prefix}.idx",
         meta=f"{settings.dataset_prefix}.json",
-        stats=report(
-            result("merge_index"),
-            caption="captions/dataset.rst",
-            category="Corpus",
-            labels={"figure": "documents and tokens of the dataset"},
-        ),
+        stats=result("merge_index"),
     log:
         RUN / "logs/merge_index.log",
     resources:

@@ -46,13 +46,7 @@ rule train:
         data_to_train,
         start=start_of_training,
     output:
-        done=report(
-            result("train"),
-            caption="captions/train.rst",
-            category="Models",
-            subcategory="{model}",
-            labels={"figure": "end of the training"},
-        ),
+        done=result("train"),
     log:
         RUN / "logs/train/{model}.log",
     retries: 0  # what a person cancelled stays cancelled
@@ -112,13 +106,7 @@ rule evaluate:
         weights=RUN / "merged/{model}/model.safetensors",
         datasets=data_to_evaluate,
     output:
-        result=report(
-            result("evaluate"),
-            caption="captions/evaluation.rst",
-            category="Models",
-            subcategory="{model}",
-            labels={"figure": "held-out loss"},
-        ),
+        result=result("evaluate"),
     log:
         RUN / "logs/evaluate/{model}.log",
     threads: 2
@@ -153,13 +141,7 @@ rule generate:
             made_data(wildcards.model, "idx") if settings.generate.sources else []
         ),
     output:
-        sample=report(
-            result("generate"),
-            caption="captions/sample.rst",
-            category="Models",
-            subcategory="{model}",
-            labels={"figure": "generated text"},
-        ),
+        sample=result("generate"),
     log:
         RUN / "logs/generate/{model}.log",
     threads: 2
