@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.settings.section import NonNegativeInt, PositiveInt, Section, Size
+from common.settings.section import Need, NonNegativeInt, PositiveInt, Section, Size
 
 
 class ModelSettings(Section):
@@ -47,23 +47,35 @@ class ParallelSettings(Section):
     auto: bool = False
     """Let the planner choose the other keys, train.recompute, and train.micro_batch_size if it is 0, when the training
     starts; `parallel: auto` is short for it. Needs train.global_batch_size."""
-    gpus: NonNegativeInt = 0
+    gpus: Annotated[NonNegativeInt, Need("parallel.auto", lambda parallel: parallel.auto, refused=True)] = 0
     """With auto: number of processes, one per GPU. 0: one node, or as many as were started."""
     tensor: PositiveInt = 1
     """Tensor-parallel ranks; must divide n_head."""
-    sequence_parallel: bool = False
+    sequence_parallel: Annotated[bool, Need("parallel.tensor 2 or more", lambda parallel: parallel.tensor > 1)] = False
     """Split LayerNorm, dropout and residuals along the sequence over the tensor-parallel ranks, to save memory."""
     pipeline: PositiveInt = 1
     """Pipeline-parallel ranks; each holds one stage of consecutive layers, or virtual_stages of them."""
-    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
+    schedule: Annotated[
+        Literal["gpipe", "1f1b", "interleaved_1f1b"],
+        Need("parallel.pipeline 2 or more", lambda parallel: parallel.pipeline > 1),
+    ] = "1f1b"
     """Order in which the pipeline runs its micro-batches."""
     virtual_stages: PositiveInt = 1
     """Stages per rank with interleaved_1f1b: smaller bubbles, more communication."""
     data: PositiveInt = 1
     """Data-parallel ranks."""
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    zero_stage: Annotated[
+        int, Field(ge=0, le=3), Need("parallel.data 2 or more", lambda parallel: parallel.data > 1)
+    ] = 0
     """What data-parallel ranks shard: 1 the optimiser's state, 2 also gradients, 3 also parameters."""
-    offload: bool = False
+    offload: Annotated[
+        bool,
+        Need(
+            "parallel.zero_stage 1, 2 or 3 and parallel.data 2 or more",
+            lambda parallel: parallel.zero_stage and parallel.data > 1,
+            refused=True,
+        ),
+    ] = False
     """Keep parameters, gradients and optimiser state in CPU memory (GPUs only, zero_stage 1 to 3)."""
 
     @model_validator(mode="after")
