@@ -80,8 +80,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}:{line}: not UTF-8; save the file as UTF-8") from None
     raw = _parse(text, str(path))
     if not isinstance(raw, dict):
-        found = "empty" if raw is None else type(raw).__name__
-        raise ConfigError(f"{path}: must be a mapping of keys, not {found}")
+        kind = "empty" if raw is None else type(raw).__name__
+        raise ConfigError(f"{path}: must be a mapping of keys, not {kind}")
     return raw
 
 

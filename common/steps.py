@@ -170,7 +170,7 @@ def keys(name: str, settings: Settings, model: str = "") -> dict[str, Any]:
 
     "given" names those that differ from their default: see `changed`.
     """
-    found, given = dict[str, Any](), dict[str, Any]()
+    values, given = dict[str, Any](), dict[str, Any]()
     sparse = settings.model_dump(mode="json", exclude_defaults=True)
     for step in [named(name), *([named("scrape")] if name == "ingest" and settings.has_pages else [])]:
         for key in step.keys:
@@ -178,10 +178,10 @@ def keys(name: str, settings: Settings, model: str = "") -> dict[str, Any]:
             value = to_jsonable_python(_value(settings, path))
             if isinstance(value, dict):
                 value = {inner: each for inner, each in value.items() if f"{key}.{inner}" not in step.omitted}
-            found[last] = value
+            values[last] = value
             with suppress(KeyError):  # it is the default
                 given[last] = _value(sparse, path.removesuffix(".recipe"))
-    return {**found, "given": sorted({*names(found)} & {*names(given)})}
+    return {**values, "given": sorted({*names(values)} & {*names(given)})}
 
 
 def changed(then: dict[str, Any], now: dict[str, Any]) -> bool:
@@ -203,6 +203,6 @@ def _value(settings: Settings | dict[str, Any], key: str) -> Any:
 def read_by(rule: str, settings: Settings) -> list[Path]:
     """The files outside the run that `blacklist` or `ingest` reads; none for other rules."""
     lists = settings.urls if rule == "blacklist" else []
-    found = [path for pattern in lists for path in find_inputs(pattern, "lists")[0]]
-    found += [path for source in settings.sources if rule == "ingest" for path in source.files]
-    return [path for path in found if not path.is_relative_to(settings.run)]
+    paths = [path for pattern in lists for path in find_inputs(pattern, "lists")[0]]
+    paths += [path for source in settings.sources if rule == "ingest" for path in source.files]
+    return [path for path in paths if not path.is_relative_to(settings.run)]

@@ -45,9 +45,9 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 def on_post_page(output: str, page: Page, **_: object) -> str:
     """Raises PluginError if a page loads something from another address."""
-    found = _LOADED.search(output)
-    if found:
-        raise PluginError(f"{page.file.src_uri}: loads {found[1]}; a reader's browser must not connect to anything")
+    loaded = _LOADED.search(output)
+    if loaded:
+        raise PluginError(f"{page.file.src_uri}: loads {loaded[1]}; a reader's browser must not connect to anything")
     return output
 
 

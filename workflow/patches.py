@@ -113,8 +113,8 @@ def error_in(logs: Iterator[str]) -> str:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - _TAIL))
             lines = file.read().decode("utf-8", "replace").splitlines()
-        if found := [line for line in lines if _ERROR.match(line)]:
-            return f"error: {found[-1].removeprefix('error: ')} ({path})"
+        if errors := [line for line in lines if _ERROR.match(line)]:
+            return f"error: {errors[-1].removeprefix('error: ')} ({path})"
     return ""
 
 
@@ -198,9 +198,9 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
 
     def params_changed(self, job: Any, file: Any = None) -> Any:
         """What differs; nothing if only settings do that mean the same in two versions of the toolkit."""
-        found = super().params_changed(job, file)
-        pairs = list(product(found.only_old, found.only_new))
-        return NO_PARAMS_CHANGE if pairs and all(starmap(_mean_the_same, pairs)) else found
+        change = super().params_changed(job, file)
+        pairs = list(product(change.only_old, change.only_new))
+        return NO_PARAMS_CHANGE if pairs and all(starmap(_mean_the_same, pairs)) else change
 
     def metadata(self, path: Any) -> Any:
         """The record of a file; none of a part that is gone: the record of what was made of it counts."""
@@ -256,7 +256,7 @@ def changed_input(settings: Settings, rule: str) -> bool:
     if read is None:
         return False
     names = place(settings.run)["names"]
-    others = {path: found for path, found in read.items() if not any(map(Path(path).is_relative_to, names))}
+    others = {path: facts for path, facts in read.items() if not any(map(Path(path).is_relative_to, names))}
     change = first_change(others, steps.read_by(rule, settings))
     if change:
         note(change)

@@ -1,4 +1,4 @@
-"""The folder of a run: the settings that made it, wherever it lies now, and the folders in which it has lain."""
+"""The folder of a run: the settings that made it, and the paths that it has had."""
 
 from functools import cache
 from pathlib import Path
@@ -48,12 +48,12 @@ def is_copy(run: Path) -> bool:
 
 
 def place(run: Path) -> dict[str, Any]:
-    """What run.json says of a run's folder: every name that it has had, and the number of its inode."""
+    """What run.json says of a run's folder: every path that it has had, and its inode."""
     return {"names": sorted({*read_card(run).get("names", []), str(run)}), "inode": run.stat().st_ino}
 
 
 def read_card(run: Path) -> dict[str, Any]:
-    """What run.json says; nothing if it is missing, or if it is damaged, which is said: the next start writes it."""
+    """The content of run.json; empty if it is missing, or damaged, which prints a note."""
     path = run / run_card.NAME
     try:
         return dict(read_json(path, "the next start writes it again")) if path.is_file() else {}

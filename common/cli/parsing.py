@@ -119,29 +119,29 @@ class Parser(argparse.ArgumentParser):
         """Parse as argparse does (verbs, too), collect every `section.key=value`, and check the paths."""
         given = list(sys.argv[1:] if args is None else args)
         overrides = [text for text in given if self._is_override(text)]
-        found, rest = super().parse_known_args([text for text in given if text not in overrides], namespace)
+        namespace, rest = super().parse_known_args([text for text in given if text not in overrides], namespace)
         if self.keys:  # most likely a misspelt section: validation names the closest one
             unknown = [text for text in rest if "=" in text and not text.startswith("-")]
             rest = [text for text in rest if text not in unknown]
-            found.overrides = [*overrides, *unknown]
-        if found.__dict__.pop("quiet", False):
+            namespace.overrides = [*overrides, *unknown]
+        if namespace.__dict__.pop("quiet", False):
             os.environ[QUIET] = "1"  # of the processes that it starts, too
-        self._check_paths(found)
-        return found, rest
+        self._check_paths(namespace)
+        return namespace, rest
 
     def _is_override(self, text: str) -> bool:
         """Whether an argument is `section.key=value` and no file."""
         key, separator, _ = text.partition("=")
         return bool(separator) and key.split(".")[0] in self.keys and not os.path.lexists(text)
 
-    def _check_paths(self, found: argparse.Namespace) -> None:
+    def _check_paths(self, namespace: argparse.Namespace) -> None:
         """Check the paths of all options together, before anything is read.
 
         Raises InputError for an output that cannot be written, equals another output, or would overwrite an input.
         """
         given = []
         for action in self._actions:
-            value = getattr(found, action.dest, None)
+            value = getattr(namespace, action.dest, None)
             given += [(action.type, one) for one in (value if isinstance(value, list) else [value]) if one is not None]
         outputs = [
             path.with_name(path.name + ending)

@@ -42,14 +42,14 @@ class CleanSettings(Section):
 
     @field_validator("language")
     @classmethod
-    def _languages_are_known(cls, found: str | list[str]) -> str | list[str]:
+    def _languages_are_known(cls, language: str | list[str]) -> str | list[str]:
         from pycld2 import DETECTED_LANGUAGES, LANGUAGES
 
         codes = {code for name, code in LANGUAGES if name in DETECTED_LANGUAGES and len(code) == 2}
-        for code in [found] * bool(found) if isinstance(found, str) else found:
+        for code in [language] * bool(language) if isinstance(language, str) else language:
             if code not in codes - {"iw", "jw"} | {"he", "jv"}:  # newer codes of Hebrew and Javanese
                 raise ValueError(f"{code!r} is not the code of a language that CLD2 knows; docs/corpus.md lists them")
-        return found
+        return language
 
     @property
     def languages(self) -> list[str]:

@@ -110,7 +110,7 @@ def changes(
     from their default on either side, it counts only if it is one of them: without the key, a version does what the
     default does.
     """
-    found = []
+    lines = []
     for key in {**then, **now}:
         old, new, full = then.get(key), now.get(key), f"{name}{key}"
         if (
@@ -121,7 +121,7 @@ def changes(
         ):
             old, new = dict(enumerate(old)), dict(enumerate(new))  # of sections
         if isinstance(old, dict) and isinstance(new, dict):
-            found += changes(old, new, given, f"{full}.")
+            lines += changes(old, new, given, f"{full}.")
         elif old != new and (given is None or full in given or (key in then and key in now)):
-            found.append(f"{full} {old} -> {new}")
-    return found
+            lines.append(f"{full} {old} -> {new}")
+    return lines

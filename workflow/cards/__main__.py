@@ -3,8 +3,8 @@
     python -m workflow.cards --run results/demo
     python -m workflow.cards --run results/demo --output-dir cards
 
-Writes README.md, a dataset card, and for each trained model models/NAME/README.md, a model card, and
-models/NAME/training_content.md, the European Commission's public summary of training content.
+Writes README.md, a dataset card, and for each trained model models/NAME/README.md, a model card,
+and models/NAME/training_content.md, the European Commission's public summary of training content.
 All are in RUN/cards or --output-dir. Every figure comes from the run's files; what only a person
 can say reads TO BE FILLED IN.
 """
@@ -51,10 +51,10 @@ def corpus_facts(settings: Settings) -> dict[str, Any]:
         "steps": steps,
         "documents": documents,
         "dataset": dataset,
-        "languages": sorted((code, found) for (key, code), found in kept if key == "detected_language"),
+        "languages": sorted((code, counts) for (key, code), counts in kept if key == "detected_language"),
         "opt_outs": [(reason, count) for step in read for reason, count in step.reasons if reason in _OPT_OUTS],
         "removed": removed,
-        "fetched": [found for part in parts if (found := part.get("fetch_dates"))],
+        "fetched": [dates for part in parts if (dates := part.get("fetch_dates"))],
     }
 
 
@@ -63,8 +63,14 @@ def model_facts(trace: Trace, model: Model, own: Path) -> dict[str, Any]:
     experiment, datasets = trace.settings.experiment(model.name), []
     for number, prefix in enumerate(trace.prefixes):
         epoch, taken = trace.order(number, 0).epoch, trace.blend.taken(trace.consumed, number)
-        found = {"name": _name(prefix), "tokens": int(epoch.ends[-1]), "passes": taken / len(epoch.samples)}
-        datasets.append({**found, "own": prefix.resolve() == own.resolve()})
+        datasets.append(
+            {
+                "name": _name(prefix),
+                "tokens": int(epoch.ends[-1]),
+                "passes": taken / len(epoch.samples),
+                "own": prefix.resolve() == own.resolve(),
+            }
+        )
     evaluated = ", ".join(_name(Path(each)) for each in (model.evaluation or {}).get("data", "").split(", "))
     return {
         **experiment.model.model_dump(),
@@ -86,7 +92,10 @@ def _name(prefix: Path) -> str:
 
 
 def write_cards(run: Path, output: Path, *, sme: bool = False) -> list[Path]:
-    """Write the cards of a run; returns the files. Raises InputError if it has neither corpus nor model."""
+    """Write the cards of a run; returns the files.
+
+    Raises InputError if the run has neither corpus nor model.
+    """
     written = dict[str, str]()
     settings = load_run(run)
     facts, foreign = corpus_facts(settings), settings.model_copy(update={"urls": [], "sources": []})
@@ -94,14 +103,12 @@ def write_cards(run: Path, output: Path, *, sme: bool = False) -> list[Path]:
         written["README.md"] = page.render("workflow.cards", "dataset_card.md", **facts)
     for model in trained_models(run):
         trace = Trace(run / "models" / model.name)
-        found = model_facts(trace, model, settings.dataset_prefix)
-        about = facts if any(dataset["own"] for dataset in found["datasets"]) else corpus_facts(foreign)
+        own = model_facts(trace, model, settings.dataset_prefix)
+        corpus = facts if any(dataset["own"] for dataset in own["datasets"]) else corpus_facts(foreign)
         content = read_content(trace, 5, 1000) if sme else read_content(trace, 10)  # the template, section 2.3
-        found = about | found | {"content": content, "sme": sme}
-        written[f"models/{model.name}/README.md"] = page.render("training.huggingface", "model_card.md", **found)
-        written[f"models/{model.name}/training_content.md"] = page.render(
-            "workflow.cards", "training_content.md", **found
-        )
+        values, folder = corpus | own | {"content": content, "sme": sme}, f"models/{model.name}"
+        written[f"{folder}/README.md"] = page.render("training.huggingface", "model_card.md", **values)
+        written[f"{folder}/training_content.md"] = page.render("workflow.cards", "training_content.md", **values)
     if not written:
         raise InputError(f"{run}: has no statistics of documents and no trained model yet")
     for name, text in written.items():

@@ -66,19 +66,19 @@ class Plan(Tombstones):
 
 def read_ids(path: Path) -> list[str]:
     """The ids of the documents that a file names by id or URL. Raises InputError for a line that is neither."""
-    found = []
+    ids = []
     for number, line in enumerate(read_lines(path), start=1):
         name = line.decode("utf-8", "replace").strip()
         if len(name) == 16 and set(name) <= set("0123456789abcdef"):
-            found.append(name)
+            ids.append(name)
         elif name:
             try:
-                found.append(document_id(name))
+                ids.append(document_id(name))
             except ValueError as error:
                 raise InputError(f"{path}:{number}: neither a URL ({error}) nor the id of a document") from None
-    if not found:
+    if not ids:
         raise InputError(f"{path}: names no document; write one URL or id per line")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(ids))
 
 
 def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), workers: int = 1) -> Plan | None:
@@ -124,8 +124,8 @@ def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), wor
 
 def _tombstones(run: Path, removal: Removal) -> Tombstones:
     prefixes = [path.with_suffix("") for path in sorted([*run.glob("tokens/*.idx"), *run.glob("dataset/*.idx")])]
-    found = {relative(run, prefix): DocumentTable(prefix).of_ids(removal.ids) for prefix in prefixes}
-    datasets = {name: numbers for name, numbers in found.items() if numbers}
+    numbers_of = {relative(run, prefix): DocumentTable(prefix).of_ids(removal.ids) for prefix in prefixes}
+    datasets = {name: numbers for name, numbers in numbers_of.items() if numbers}
     return {"datasets": datasets, "contents": {name: content_of(run / name) for name in datasets}}
 
 

@@ -34,12 +34,12 @@ def read_any(path: Path) -> Iterator[Document]:
     """The documents of a shard or of rejects; rejects of a scrape have only a URL. Raises InputError."""
     for number, line in enumerate(read_json_lines(path), start=1):
         try:
-            found = orjson.loads(line)
+            document = orjson.loads(line)
         except orjson.JSONDecodeError:
-            found = None
-        if not isinstance(found, dict):
+            document = None
+        if not isinstance(document, dict):
             raise InputError(f"{path}:{number}: not a JSON object; name a shard of documents or rejects")
-        yield found
+        yield document
 
 
 def rejects_beside(shard: Path) -> list[Path]:
@@ -51,7 +51,7 @@ def files_of(path: Path, dropped: bool) -> list[Path]:
     """The files to read for a shard, rejects or a folder. Raises InputError if there are none."""
     if path.is_dir():
         folders = [path / name for name in _REJECTS] if dropped else [path]
-        files = sorted(found for folder in folders for found in folder.glob("*.jsonl.zst"))
+        files = sorted(file for folder in folders for file in folder.glob("*.jsonl.zst"))
     else:
         files = (rejects_beside(path) if dropped else []) or [path]
     if not files or not files[0].is_file():
@@ -77,11 +77,11 @@ def texts_before(shard: Path, names: set[str]) -> dict[str, str]:
     folder = shard.parent.parent if shard.parent.name in _REJECTS else shard.parent
     folders = list(dict.fromkeys(step.folder for step in steps.CORPUS if step.unit))
     earlier = folders[: folders.index(folder.name)] if folder.name in folders else []
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for path in (folder.parent / name / shard.name for name in reversed(earlier)):
-        if path.is_file() and names - found.keys():
-            found |= {d["id"]: d["text"] for d in read_any(path) if d["id"] in names - found.keys()}
-    return found
+        if path.is_file() and names - texts.keys():
+            texts |= {d["id"]: d["text"] for d in read_any(path) if d["id"] in names - texts.keys()}
+    return texts
 
 
 def plain(text: str, width: int = _CHARACTERS) -> str:
@@ -118,13 +118,13 @@ def _described(document: Document, before: str | None) -> Iterator[str]:
 
 def sample(files: Sequence[Path], n: int, seed: int, **chosen: str) -> list[tuple[Path, Document]]:
     """Up to `n` of the documents that match, each with its file. Raises EmptyResultError if there are none."""
-    found = ((path, document) for path in files for document in read_any(path) if matches(document, **chosen))
+    candidates = ((path, document) for path in files for document in read_any(path) if matches(document, **chosen))
 
     def order(item: tuple[Path, Document]) -> tuple[int, str]:
         name = str(item[1].get("id") or item[1].get("url"))
         return xxhash.xxh3_64_intdigest(f"{seed} {name}".encode()), name
 
-    if not (smallest := nsmallest(n, found, key=order)):
+    if not (smallest := nsmallest(n, candidates, key=order)):
         raise EmptyResultError(f"{files[0]}{' …' if len(files) > 1 else ''}: no such document")
     return smallest
 
@@ -148,12 +148,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--reason is for dropped documents")
     files = files_of(arguments.path, arguments.dropped or bool(arguments.reason))
     chosen = {"reason": arguments.reason, "domain": arguments.domain.lower(), "name": arguments.id}
-    found = sample(files, arguments.n, arguments.seed, **chosen)
+    chosen = sample(files, arguments.n, arguments.seed, **chosen)
     before: dict[str, str] = {}
     if arguments.before:
-        for path in {path for path, _ in found}:
-            before |= texts_before(path, {d["id"] for shard, d in found if shard == path and "id" in d})
-    for _, document in found:
+        for path in {path for path, _ in chosen}:
+            before |= texts_before(path, {d["id"] for shard, d in chosen if shard == path and "id" in d})
+    for _, document in chosen:
         old = before.get(document.get("id", ""))
         if arguments.json:
             more: dict[str, Any] = {} if old is None else {"before": old}

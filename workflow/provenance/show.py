@@ -98,8 +98,8 @@ def locate(settings: Settings, wanted: str) -> tuple[Document, int]:
     first = [step for step in steps.configured(settings) if step.name in _FIRST]
     for step in reversed(first):  # blacklist last: all shards have the same rejects
         for shard in shards:
-            if found := find(_files(run, step, shard), is_it):
-                return found.document, shard
+            if match := find(_files(run, step, shard), is_it):
+                return match.document, shard
     raise InputError(f"{wanted}: no document of {run} has this {kind}, kept or dropped")
 
 
@@ -121,15 +121,15 @@ def show(settings: Settings, wanted: str) -> Iterator[str]:
             yield _row(step.name, f"kept: line {line:,} of {list_path.relative_to(run)}")
         elif step.name == "tokenize" and before is not None:
             yield from _tokens(settings, shard, before, is_it)
-        elif step.unit and (found := find(_files(run, step, shard), is_it)):
-            where = f"document {found.number:,} of {found.path.relative_to(run)}"
-            yield _row(step.name, f"{fate(found.document)}; {where}")
+        elif step.unit and (match := find(_files(run, step, shard), is_it)):
+            where = f"document {match.number:,} of {match.path.relative_to(run)}"
+            yield _row(step.name, f"{fate(match.document)}; {where}")
             if step.name == "scrape" and archive.is_file():
                 yield _row("", f"responses: {archive.relative_to(run)}")
-            yield from (_row("", line) for line in _details(found.document, before))
-            if MARK in found.document:
+            yield from (_row("", line) for line in _details(match.document, before))
+            if MARK in match.document:
                 return
-            before = found
+            before = match
         elif step.unit and before is not None and step.name not in (*_FIRST, "merge_index"):
             made = _files(run, step, shard)[0].is_file()
             last = before.path.relative_to(run)
@@ -159,8 +159,8 @@ def _tokens(settings: Settings, shard: int, last: Found, is_it: Callable[[Docume
     if not suffixed(tokens, ".idx").is_file():
         yield _row("tokenize", f"not done yet; last seen in {last.path.relative_to(run)}")
         return
-    if found := find([rejects], is_it):
-        yield _row("tokenize", fate(found.document))
+    if match := find([rejects], is_it):
+        yield _row("tokenize", fate(match.document))
         return
     for step, prefix in (("tokenize", tokens), ("merge_index", settings.dataset_prefix)):
         if not suffixed(prefix, ".idx").is_file():

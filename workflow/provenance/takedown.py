@@ -43,8 +43,8 @@ class Removal:
 
     def has_line(self, line: bytes) -> bool:
         """Whether a line of JSON is a document, a reject or an outcome of one of them."""
-        if found := _ID.search(line):
-            return found[1].decode() in self.ids
+        if name := _ID.search(line):
+            return name[1].decode() in self.ids
         with suppress(ValueError):  # the torn line of a journal
             return self.has_url(str(orjson.loads(line).get("url")))
         return False
@@ -107,11 +107,11 @@ def _edit_statistics(path: Path, removal: Removal, output: Path | None) -> int:
     def kept(value: Any) -> bool:
         nonlocal count
         named = [value.get("id"), value.get("url")] if isinstance(value, dict) else [value]
-        found = any(
+        is_named = any(
             isinstance(name, str) and (name in removal.ids or ("/" in name and removal.has_url(name))) for name in named
         )
-        count += found
-        return not found
+        count += is_named
+        return not is_named
 
     def pruned(value: Any) -> Any:
         if isinstance(value, list):
@@ -135,15 +135,15 @@ def _edit_archive(path: Path, removal: Removal, output: Path | None) -> int:
     with path.open("rb") as file, line_writer(output) as write, suppress(TruncatedError):  # a crawl cuts off a torn end
         last = max((end for _, end, _ in complete_records(file, path, names)), default=0)
         file.seek(0)
-        for start, end, found in read_records(file, path, names):
+        for start, end, urls in read_records(file, path, names):
             if not end:
                 raise InputError(f"{path}: many records in one gzip member; not an archive of corpus.scrape")
-            if found is not DAMAGED and any(map(removal.has_url, found)):
+            if urls is not DAMAGED and any(map(removal.has_url, urls)):
                 count += 1
             else:
                 write(os.pread(file.fileno(), end - start, start))
-                if found is not DAMAGED and found:
-                    responses[found[0]] = at
+                if urls is not DAMAGED and urls:
+                    responses[urls[0]] = at
                 at += end - start
             if end == last:
                 break

@@ -66,13 +66,13 @@ def plan_model(run: Path, folder: Path, records: Sequence[Tombstones]) -> ModelP
     if (folder / "owner.json").is_file():
         raise InputError(f"{folder}/owner.json: a training has this folder; stop it, or remove the file if it is dead")
     reads = [trace.reads(corpus, numbers) for corpus, numbers in removed.items()]
-    first_read = min((int(found.iterations.min()) for found in reads if len(found.iterations)), default=None)
+    first_read = min((int(read.iterations.min()) for read in reads if len(read.iterations)), default=None)
     saves = [path.name for path in checkpoints]
     withdrawn = [name for name in saves if first_read is not None and iteration_of(Path(name)) >= first_read]
     aside = 1 + max((int(path.name) for path in folder.glob("withdrawn/[0-9]*")), default=0)
     return {
         "first_read": first_read,
-        "tokens_read": sum(int(found.tokens.sum()) for found in reads),
+        "tokens_read": sum(int(read.tokens.sum()) for read in reads),
         "exact": next((name for name in saves if name not in withdrawn), None),
         "withdrawn": withdrawn,
         "aside": f"withdrawn/{aside:04d}",

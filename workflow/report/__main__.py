@@ -1,12 +1,13 @@
-"""Write one self-contained HTML file about a run: what each step kept, how the training went, what the model writes.
+"""Write an HTML report of a run: what each step kept, how training went, what the model writes.
 
     python -m workflow.report --run results/demo --output results/demo/report.html
     python -m workflow.report --run results/demo --compare results/mine --output compare.html
     snakemake report
 
-Reads the stats.json files, training curves, evaluations and samples below DIR; missing ones are left out. With
---config, files of an earlier configuration with more shards or steps are not counted. --compare shows instead in which
-keys and figures other runs differ from this one, and all losses in one chart.
+The file is self-contained. It shows the statistics, training curves, evaluations and samples below
+DIR; missing ones are left out. With --config, files of an earlier configuration with more shards or
+steps are not counted. --compare shows instead in which keys and figures other runs differ from this
+one, and all losses in one chart.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The funnel: documents kept and dropped by each corpus step, summed over shards, and its drawing."""
+"""The funnel: documents that each corpus step kept and dropped, over all shards."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class FunnelStep:
     bytes_out: int = 0
     tokens: int | None = None
     counts: dict[str, Counter[str]] = field(default_factory=dict)
-    """`reasons`, `languages`, `sizes_in`, `sizes_out`, `token_lengths`, and `hosts` (URLs by host), each by name."""
+    """By `reasons`, `languages`, `sizes_in`, `sizes_out`, `token_lengths`; URLs by `hosts`."""
     evaluation_sets: dict[str, Counter[str]] = field(default_factory=dict)
     """`hits` and `documents` by evaluation set."""
     kept_by: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
@@ -81,8 +81,8 @@ class FunnelStep:
             self.counts.setdefault(name, Counter()).update(shard.get(name, {}))
         self.counts.setdefault("hosts", Counter()).update(hosts)
         for name, counts in shard.get("evaluation_sets", {}).items():
-            found = self.evaluation_sets.setdefault(name, Counter())
-            found.update(hits=counts["hits"], documents=counts["documents"])
+            total = self.evaluation_sets.setdefault(name, Counter())
+            total.update(hits=counts["hits"], documents=counts["documents"])
         for key, values in shard.get("kept_by", {}).items():
             for value, counts in values.items():
                 self.kept_by.setdefault((key, value), Counter()).update(counts)
@@ -98,16 +98,19 @@ def _id(document: Mapping[str, Any]) -> str:
 
 
 def funnel(run: Path, settings: Settings | None = None) -> list[FunnelStep]:
-    """The steps of a run with statistics, in the order of the DAG; with `settings`, only its steps and shards."""
-    found = []
+    """The steps of a run with statistics, in the order of the DAG.
+
+    With `settings`, only its steps and shards.
+    """
+    with_figures = []
     for each in steps.configured(settings) if settings else steps.CORPUS:
         parts = list(each.figures(run, settings.shards if settings else None)) if each.unit else []
         step = FunnelStep(each.name, each.unit)
         for part in parts:
             step.add(part)
         if parts:
-            found.append(step)
-    return found
+            with_figures.append(step)
+    return with_figures
 
 
 def documents_chart(steps: Sequence[FunnelStep]) -> list[Bar]:
