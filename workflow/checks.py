@@ -1,7 +1,6 @@
 """Checks before any job, so that no run fails after hours for a reason known at its start.
 
-`check_parsed` runs when the Snakefile is parsed, the others when Snakemake plans a job that needs
-them.
+`check_parsed` runs when the Snakefile is parsed, the others when a job that needs them is planned.
 """
 
 from collections.abc import Iterator

@@ -3,8 +3,7 @@
     python -m workflow.demo.build --output results/demo/site
     python -m workflow.demo.serve --site results/demo/site
 
-The bytes depend only on the versions of Python and of a few libraries, whose documentation is the
-text.
+The bytes depend only on the versions of Python and of the libraries whose documentation is read.
 """
 
 import re

@@ -4,9 +4,9 @@
     python -m workflow.provenance.sample results/demo/clean --reason language --n 20
     python -m workflow.provenance.sample results/demo/clean --domain corner.example --before
 
-PATH is a shard, a file of rejects, or a step's folder. --dropped, and --reason, read the rejects beside the shards.
-Chosen are the documents with the smallest hashes of id and --seed, in memory for N documents. --before shows which
-lines the step changed, from the earlier steps of the same run.
+PATH is a shard, a file of rejects, or a step's folder. --dropped and --reason read the rejects
+beside the shards. The sample is the N documents with the smallest hashes of id and --seed. --before
+shows which lines the step changed, from the earlier steps of the same run.
 """
 
 import sys
@@ -31,7 +31,10 @@ _WIDTH, _LINES = 110, 20  # of a diff
 
 
 def read_any(path: Path) -> Iterator[Document]:
-    """The documents of a shard or of rejects; rejects of a scrape have only a URL. Raises InputError."""
+    """The documents of a shard or of rejects; rejects of a scrape have only a URL.
+
+    Raises InputError for a line that is no JSON object.
+    """
     for number, line in enumerate(read_json_lines(path), start=1):
         try:
             document = orjson.loads(line)
@@ -61,7 +64,7 @@ def files_of(path: Path, dropped: bool) -> list[Path]:
 
 
 def matches(document: Document, reason: str, domain: str, name: str) -> bool:
-    """Whether a document has this reason, domain and beginning of its id; empty ones match all."""
+    """Whether a document has this reason, domain and start of its id; empty values match all."""
     if domain:
         try:
             host = parse_url(str(document.get("url"))).host
@@ -116,9 +119,9 @@ def _described(document: Document, before: str | None) -> Iterator[str]:
     yield from (f"  {line[0]} {plain(line[1:], _WIDTH)}" for line in changed[:_LINES])
 
 
-def sample(files: Sequence[Path], n: int, seed: int, **chosen: str) -> list[tuple[Path, Document]]:
-    """Up to `n` of the documents that match, each with its file. Raises EmptyResultError if there are none."""
-    candidates = ((path, document) for path in files for document in read_any(path) if matches(document, **chosen))
+def sample(files: Sequence[Path], n: int, seed: int, **wanted: str) -> list[tuple[Path, Document]]:
+    """Up to `n` matching documents, each with its file. Raises EmptyResultError without any."""
+    candidates = ((path, document) for path in files for document in read_any(path) if matches(document, **wanted))
 
     def order(item: tuple[Path, Document]) -> tuple[int, str]:
         name = str(item[1].get("id") or item[1].get("url"))
@@ -147,8 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.kept and arguments.reason:
         parser.error("--reason is for dropped documents")
     files = files_of(arguments.path, arguments.dropped or bool(arguments.reason))
-    chosen = {"reason": arguments.reason, "domain": arguments.domain.lower(), "name": arguments.id}
-    chosen = sample(files, arguments.n, arguments.seed, **chosen)
+    wanted = {"reason": arguments.reason, "domain": arguments.domain.lower(), "name": arguments.id}
+    chosen = sample(files, arguments.n, arguments.seed, **wanted)
     before: dict[str, str] = {}
     if arguments.before:
         for path in {path for path, _ in chosen}:

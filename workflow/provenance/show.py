@@ -1,11 +1,11 @@
-"""Trace one document through all steps of a run: its source, what each step changed, and its tokens.
+"""Trace a document through all steps of a run: its source, what each step changed, its tokens.
 
     python -m workflow.provenance.show 302544148050df60 --run results/demo
     python -m workflow.provenance.show https://corner.example/archiv-bei-nacht --run results/demo
 
-A document is named by URL, id or the beginning of its id; existing text also by file (its first document), FILE:LINE,
-or the end of such a path. URLs, and ids of existing text, determine the shard; for others all shards are searched.
-After that, one shard per step is read.
+A document is named by URL, id or the beginning of its id; existing text also by file (its first
+document), FILE:LINE, or the end of such a path. URLs, and ids of existing text, determine the
+shard; otherwise all shards are searched. After that, one shard per step is read.
 """
 
 import re
@@ -58,7 +58,7 @@ def _id(document: Document) -> str:
 
 
 def _files(run: Path, step: steps.Step, shard: int) -> list[Path]:
-    """The paths of a step's kept documents of a shard and of its rejects; they need not exist."""
+    """The paths of a step's kept documents and rejects of a shard; they need not exist."""
     if step.name == "blacklist":
         return [run / step.rejects]
     path = run / step.folder / f"{shard_name(shard)}.jsonl.zst"
@@ -66,13 +66,13 @@ def _files(run: Path, step: steps.Step, shard: int) -> list[Path]:
 
 
 def _url_line(path: Path, name: str) -> int:
-    """The number of the line in a list with the URL of this document; 0 if there is none."""
+    """The line number of a document's URL in a list; 0 if it is not there."""
     lines = enumerate(read_lines(path), start=1) if path.is_file() else ()
     return next((number for number, url in lines if _id({"url": url.decode("utf-8", "replace")}) == name), 0)
 
 
 def locate(settings: Settings, wanted: str) -> tuple[Document, int]:
-    """A document as the first step wrote it, and its shard. Raises InputError if no step of the run has it."""
+    """A document as the first step wrote it, and its shard. Raises InputError if no step has it."""
     run = settings.run
     shards: Sequence[int] = range(settings.shards)
     name, kind = wanted.lower(), "id"
@@ -104,7 +104,7 @@ def locate(settings: Settings, wanted: str) -> tuple[Document, int]:
 
 
 def show(settings: Settings, wanted: str) -> Iterator[str]:
-    """One line per step of a run: what it did with a document. Raises InputError if there is none."""
+    """One line per step of a run: what it did with a document. Raises InputError without any."""
     run, (first, shard) = settings.run, locate(settings, wanted)
     name = _id(first)
 

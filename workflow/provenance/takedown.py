@@ -1,10 +1,10 @@
 """Find and remove the entries of documents in the files of a run.
 
     removal = Removal({"302544148050df60"})
-    count = remove_from(path, removal)              # how many entries the file has; nothing is written
+    count = remove_from(path, removal)              # counts the entries; writes nothing
     count = remove_from(path, removal, path)        # removes them; the file is replaced as a whole
 
-Every kind of file has an editor. A shard gets the bytes that its step would have written without the documents.
+Each kind of file has an editor. An edited shard equals what its step writes without the documents.
 """
 
 import os
@@ -35,7 +35,7 @@ class Removal:
         self.ids = frozenset(ids)
 
     def has_url(self, url: str) -> bool:
-        """Whether a URL, in any spelling, is that of one of them."""
+        """Whether a URL, in any spelling, names one of them."""
         try:
             return document_id(url) in self.ids
         except ValueError:
@@ -43,8 +43,8 @@ class Removal:
 
     def has_line(self, line: bytes) -> bool:
         """Whether a line of JSON is a document, a reject or an outcome of one of them."""
-        if name := _ID.search(line):
-            return name[1].decode() in self.ids
+        if match := _ID.search(line):
+            return match[1].decode() in self.ids
         with suppress(ValueError):  # the torn line of a journal
             return self.has_url(str(orjson.loads(line).get("url")))
         return False
@@ -61,13 +61,13 @@ Editor = Callable[[Path, Removal, Path | None], int]
 
 
 def remove_from(path: Path, removal: Removal, output: Path | None = None) -> int:
-    """Count the entries in a file, and write the rest to `output`, which may be the same file, if it is given."""
+    """Count the entries in a file; with `output`, which may be the same file, write the rest."""
     editor = editor_of(path)
     return editor(path, removal, output) if editor else 0
 
 
 def redirected(path: Path, removal: Removal) -> Iterator[str]:
-    """The ids of the documents of a shard of pages whose request was redirected to a removed page."""
+    """The ids of a shard's pages whose request was redirected to a removed page."""
     for page in read_any(path):
         if page["final_url"] != page["url"] and removal.has_url(page["final_url"]):
             yield page["id"]
@@ -125,7 +125,7 @@ def _edit_statistics(path: Path, removal: Removal, output: Path | None) -> int:
 
 
 def _edit_archive(path: Path, removal: Removal, output: Path | None) -> int:
-    """Edit a WARC file with one gzip member per record; the other members are copied byte by byte."""
+    """Edit a WARC file with one gzip member per record; other members are copied unchanged."""
 
     def names(record: Any) -> list[str]:
         headers = [record.rec_headers.get_header(name, "") for name in (REQUESTED_HEADER, "WARC-Target-URI")]
