@@ -1,7 +1,8 @@
-"""The steps of the pipeline: their results, the settings that these depend on, and the units of their statistics.
+"""The steps of the pipeline: their results, the settings that decide these, their statistics.
 
-One table for the rules, their reruns, the report, `cluster.status` and the demo's summary. A new step is a row here, a
-module, a rule in workflow/rules/ and, if it has settings, a section in common/settings/corpus.py.
+One table for the rules, their reruns, the report, `cluster.status` and the demo's summary. A new
+step is a row here, a module, a rule in workflow/rules/ and, if it has settings, a section in
+common/settings/corpus.py.
 """
 
 import re
@@ -30,8 +31,8 @@ class Step:
     unit: str = ""
     """The unit of its statistics; empty if they are not in the report's funnel."""
     keys: tuple[str, ...] = ()
-    """Settings that the result depends on: a change repeats the step. Inputs from other steps are not named, nor are
-    keys that change no result: time-outs, memory, workers, logging."""
+    """Settings that the result depends on: a change repeats the step. Not inputs from other steps,
+    nor keys that change no result: time-outs, memory, workers, logging."""
     omitted: tuple[str, ...] = ()
     """Keys of those sections that change no result."""
     needs: str = ""
@@ -76,7 +77,7 @@ CORPUS = (
     Step("blacklist", "urls", "stats.json", "URLs", keys=("blacklist",), needs="urls"),
     Step(
         *("scrape", "pages", _DOCUMENTS, "pages"),
-        # what changes the text of a page, not how politely it is fetched; URL rules apply to redirects, too
+        # what changes a page's text, not how it is fetched; URL rules also judge redirects
         keys=(
             *("scrape.extractors", "scrape.max_bytes", "scrape.max_redirects", "scrape.obey_robots"),
             *("scrape.opt_outs", "scrape.opt_out_directives", "blacklist"),
@@ -161,12 +162,12 @@ def rule_key(rule: str) -> str:
 
 
 def configured(settings: Settings) -> list[Step]:
-    """The corpus steps of a configuration, in the order of the DAG; none if all models bring their data."""
+    """The corpus steps of a configuration, in their order; none if all models bring their data."""
     return [step for step in CORPUS if step.runs(settings)] if settings.urls or settings.sources else []
 
 
 def keys(name: str, settings: Settings, model: str = "") -> dict[str, Any]:
-    """The settings that a step's results depend on, as plain data; Snakemake reruns the step if they change.
+    """The settings that a step's results depend on, as plain data, for Snakemake to compare.
 
     "given" names those that differ from their default: see `changed`.
     """
@@ -187,7 +188,7 @@ def keys(name: str, settings: Settings, model: str = "") -> dict[str, Any]:
 def changed(then: dict[str, Any], now: dict[str, Any]) -> bool:
     """Whether `keys` of a step, perhaps of two versions of the toolkit, ask for different results.
 
-    A key that only one version has counts if its value is not the default. Data without "given" has no defaults.
+    A key that only one version has counts if it is not at its default. Without "given", all count.
     """
     given = {name for each in (then, now) for name in each.get("given", names(each))}
     return bool(changes({**then, "given": None}, {**now, "given": None}, given))

@@ -1,6 +1,7 @@
-"""Pages of the site that are no files of this folder: README, CONTRIBUTING, CHANGELOG, and the API reference.
+"""Pages of the site from outside docs/: README, CONTRIBUTING, CHANGELOG, the API reference.
 
-mkdocs calls the functions here (`hooks` in mkdocs.yml). Links are rewritten, so that the same text works on GitHub.
+mkdocs calls these functions (`hooks` in mkdocs.yml). They rewrite links that are written for
+GitHub.
 """
 
 import re

@@ -11,7 +11,7 @@ from common.settings.model import ModelSettings, ParallelSettings
 from common.settings.section import CheckedSection, PositiveFloat, PositiveInt, Section
 from common.settings.training import LARGEST_BATCH, LogSettings, TrainSettings, WatchSettings
 
-# What a changed key means for a model that was trained. Nothing: how training is run, watched and saved.
+# Keys that decide no weights: how training is run, watched and saved.
 _RUNNING: Any = {
     "parallel": True, "watch": True, "log": True, "slurm": True, "time_limit_minutes": True,
     "train": {
@@ -21,7 +21,7 @@ _RUNNING: Any = {
         "allow_tight", "allow_optimizer_change",
     },
 }  # fmt: skip
-# The same training, longer or shorter. All other keys: a new training (`training.model_folder.is_finished`).
+# Keys that make the same training longer or shorter; see `training.model_folder.is_finished`.
 LENGTH = ("train.iterations", "train.stop_after_no_improvement")
 _MICRO_BATCH = 4  # samples, if neither micro_batch_size nor the other two keys determine it
 
@@ -57,11 +57,11 @@ class Experiment(CheckedSection):
     slurm: JobSettings = JobSettings()
     """What this model's Slurm jobs ask for instead of what `cluster` says."""
     time_limit_minutes: PositiveInt = 24 * 60
-    """Wall-clock limit of one job, in minutes. A job that reaches it saves, is requeued and goes on."""
+    """Wall-clock limit of a job, in minutes. At the limit, a job saves, is requeued and goes on."""
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The settings that decide the trained weights: architecture, data, optimisation; not the layout."""
+        """The settings that decide the weights: architecture, data, optimisation, no layout."""
         return self.model_dump(mode="json", exclude=_RUNNING, warnings=False)  # a manifest may have older values
 
     @property
@@ -71,7 +71,7 @@ class Experiment(CheckedSection):
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches per optimiser step and data-parallel rank; unknown while the layout is `auto`."""
+        """Micro-batches per optimiser step and data-parallel rank; unknown if auto."""
         return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.data)
 
     @field_validator("parallel", mode="before", json_schema_input_type=ParallelSettings | Literal["auto"])

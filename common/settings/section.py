@@ -15,7 +15,7 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]  # the range of torch's and numpy's generators
 
-# Far above every model ever trained, so that a typo is reported by its key and not by running out of memory.
+# Far above every model ever trained: a typo is reported by its key, not by running out of memory.
 Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
 
 
@@ -30,7 +30,7 @@ Name = Annotated[str, AfterValidator(_no_boolean)]
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys, NaN and infinity are errors; every field has a description.
+    """Base of all sections: unknown keys, NaN and infinity are errors; fields have descriptions.
 
     A key without a value (`language:`) is an empty text where the key takes text but not null.
     """
@@ -91,7 +91,7 @@ def _without_effect(section: Section, name: str = "") -> Iterator[str]:
 
 
 def names(value: Any, name: str = "") -> Iterator[str]:
-    """The full name of each key in plain settings: `clean`, `clean.language`, `sources`, `sources.0.path`."""
+    """The full name of each key in plain settings: `clean`, `clean.language`, `sources.0.path`."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield f"{name}{key}"
@@ -106,9 +106,9 @@ def changes(
 ) -> list[str]:
     """The keys of plain settings that differ, below `name`: `train.lr 0.01 -> 0.02`.
 
-    A key that only one side has is of another version of the toolkit. With `given`, the `names` of keys that differ
-    from their default on either side, it counts only if it is one of them: without the key, a version does what the
-    default does.
+    A key that only one side has is from another version of the toolkit. With `given`, the `names`
+    of keys that differ from their default on either side, it counts only if it is one of them:
+    without the key, a version does what the default does.
     """
     lines = []
     for key in {**then, **now}:
