@@ -47,8 +47,3 @@ def test_a_shell_completes_commands_and_their_options() -> None:
         shell = [*("bash", "-c", '"$0" "$@" 8>&1 9>/dev/null'), sys.executable, "-m", "common.commands"]
         done = subprocess.run(shell, env={**os.environ, **told}, capture_output=True, text=True, check=True)
         assert set(done.stdout.split("\n")) == words
-
-
-def test_a_process_has_the_exit_code_of_its_command(command: Command) -> None:
-    assert command("corpus.clean", "--help").returncode == 0
-    assert_one_line_error(command("corpus.clean", "--input", "none.zst", "--output", "out.zst"), "none.zst")

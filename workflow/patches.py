@@ -53,7 +53,7 @@ from common.files import first_change, locked_run, read_json
 from common.progress import Running, watch
 from common.settings import Settings
 from workflow import redone
-from workflow.runs import is_copy, place
+from workflow.runs import is_copy, note_once, place
 
 _RECORDS = "records"
 _interrupted = Event()  # by Ctrl-C
@@ -212,7 +212,13 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
 
     def _input_changed(self, job: Any, file: Any = None) -> bool:
         if self.metadata(file) is None:
-            return os.path.exists(file) and _tell(self._settings.run)
+            if not os.path.exists(file):
+                return False
+            note_once(
+                f"{self._settings.run}: has results without a record of what they were made with, which will be made "
+                "again; to keep them as they are, run the same command with --touch first"
+            )
+            return True
         before, now = (
             {name for name in names if not name.endswith(self._PARTS)} for names in (self.input(file), self._input(job))
         )
@@ -234,15 +240,6 @@ def running_steps(dag: Any) -> list[Running]:
     ended = Counter(job.rule.name for job in list(dag._finished) if job.rule.name in running)
     jobs = Counter(job.rule.name for job in list(dag._needrun) if job.rule.name in running)
     return [Running(name, ended[name], jobs[name], running[name]) for name in sorted(running)]
-
-
-@cache
-def _tell(run: Path) -> bool:
-    note(
-        f"{run}: has results without a record of what they were made with, which will be made again; "
-        "to keep them as they are, run the same command with --touch first"
-    )
-    return True
 
 
 def changed_input(settings: Settings, rule: str) -> bool:

@@ -11,7 +11,8 @@ from common.errors import ConfigError, InputError
 from common.files import read_json
 from common.settings import Settings
 
-_note = cache(note)  # several ask
+note_once = cache(note)
+"""Print a note unless it was printed before."""
 
 
 def load_run(run: Path) -> Settings:
@@ -58,5 +59,5 @@ def read_card(run: Path) -> dict[str, Any]:
     try:
         return dict(read_json(path, "the next start writes it again")) if path.is_file() else {}
     except InputError as error:
-        _note(str(error))
+        note_once(str(error))
         return {}

@@ -70,7 +70,7 @@ def add_output_shards(parser: argparse.ArgumentParser, content: str, ending: str
 
 
 def output_shards(arguments: argparse.Namespace, ending: str) -> list[Path]:
-    """The files that the options of `add_output_shards` name. Raises InputError for half of them."""
+    """The files that the options of `add_output_shards` name. Raises InputError for a half."""
     if (arguments.output_dir is None) != (arguments.shards is None):
         raise InputError("--output-dir and --shards belong together; give both or neither")
     if arguments.output:

@@ -37,14 +37,9 @@ def sentence(text: str) -> str:
     words = text.split()
     if not _SHORTEST <= len(text) <= _LONGEST or len(words) < _FEWEST or not text[0].isupper() or text[-1] not in ".!?":
         return ""
-    ordinary = sum(map(_is_ordinary, words))
+    letters = [word.strip(".,;:!?()\"'") for word in words]
+    ordinary = sum(word.isalpha() and (word[1:].islower() or len(word) == 1) for word in letters)  # capitals only first
     return "" if ordinary < _WORDS * len(words) or _NO_PROSE.search(text) else text
-
-
-def _is_ordinary(word: str) -> bool:
-    """Whether a word has only letters, and capitals only at its start."""
-    letters = word.strip(".,;:!?()\"'")
-    return letters.isalpha() and (letters[1:].islower() or len(letters) == 1)
 
 
 def paragraphs(text: str) -> Iterator[list[str]]:

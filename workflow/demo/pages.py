@@ -28,11 +28,6 @@ class Host:
     """`main` (semantic tags), `divs` (classes only), or `blog` (a post with comments)."""
 
 
-def article_html(text: str) -> str:
-    """Plain text as the HTML of an article: a paragraph per block."""
-    return "\n".join(f"<p>{escape(' '.join(block.split()))}</p>" for block in text.split("\n\n"))
-
-
 def page_html(
     host: Host, title: str, text: str, *, number: int = 0, related: Sequence[str] = (), language: str = "en"
 ) -> str:
@@ -43,7 +38,7 @@ def page_html(
     sidebar = f"<h3>Most read on {escape(host.title)}</h3><ul>{links}</ul>"
     links_below = '<a href="/about">About</a> &middot; <a href="/privacy">Privacy</a>'
     footer = f"<p>&copy; 2019 {escape(host.title)} &middot; {links_below}</p>"
-    body = article_html(text)
+    body = "\n".join(f"<p>{escape(' '.join(block.split()))}</p>" for block in text.split("\n\n"))
     layouts = {
         "main": f"""<header><p>{escape(host.tagline)}</p><nav><ul>{menu}</ul></nav></header>
 <main><article><h1>{escape(title)}</h1>

@@ -170,16 +170,13 @@ def _tokens(settings: Settings, shard: int, last: Found, is_it: Callable[[Docume
         if not rows:
             yield _row(step, "not there: made from other input")
             return
-        offset, ids = int(index.pointers[rows[0]]) // index.dtype.itemsize, index.document(rows[0]).tolist()
-        yield _row(step, f"kept; {_span(rows[0], offset, len(ids))} of {prefix.relative_to(run)}")
+        first, ids = int(index.pointers[rows[0]]) // index.dtype.itemsize, index.document(rows[0]).tolist()
+        tokens_of = f"document {rows[0]:,}, tokens {first:,} to {first + len(ids) - 1:,} ({len(ids):,})"
+        yield _row(step, f"kept; {tokens_of} of {prefix.relative_to(run)}")
     tokenizer = Tokenizer(vocabulary_files(settings.tokenize.encoder_json, settings.tokenize.vocab_bpe))
     text = tokenizer.decode(ids)
     same = text.removesuffix("<|endoftext|>") == last.document["text"]
     yield _row("", f"decoded, they are {'the' if same else 'another'} text: {plain(text, 80)}")
-
-
-def _span(position: int, offset: int, length: int) -> str:
-    return f"document {position:,}, tokens {offset:,} to {offset + length - 1:,} ({length:,})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -106,15 +106,12 @@ def _works(path: Path, shards: int | None) -> Iterator[Work]:
     if not path.is_dir():
         yield from (Work(path.stem, [replace(job, label="")]) for job in jobs)
         return
-    parts = [job for job in jobs if job.label.isdigit() and not _is_left_over(job.label, shards)]
+    # an earlier configuration may have had more shards; `0003` is a shard, `3` is not
+    numbered = [job for job in jobs if job.label.isdigit()]
+    parts = [job for job in numbered if shards is None or len(job.label) < 4 or int(job.label) < shards]
     if parts:
         yield Work(path.name, parts)
     yield from (Work(f"{path.name} {job.label}", [replace(job, label="")]) for job in jobs if not job.label.isdigit())
-
-
-def _is_left_over(label: str, shards: int | None) -> bool:
-    """Whether a log is of a shard that the run no longer has; `0003` is a shard, `3` is not."""
-    return shards is not None and len(label) >= 4 and int(label) >= shards
 
 
 def gantt_chart(works: Sequence[Work]) -> Markup:
