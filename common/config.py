@@ -123,7 +123,7 @@ def _written(location: Iterable[str | int], raw: Any) -> Iterator[str | int]:
     """An error's location without the names that pydantic gives to the types of a union."""
     for part in location:
         is_there = part in raw if isinstance(raw, Mapping) else isinstance(raw, list) and isinstance(part, int)
-        if is_there or isinstance(raw, Mapping):  # a missing key is written by nobody
+        if is_there or isinstance(raw, Mapping):  # the file has no missing key
             yield part
         raw = raw[part] if is_there else raw
 

@@ -67,7 +67,7 @@ class Step:
         yield from filter(Path.is_file, paths)
 
     def figures(self, run: Path, shards: int | None = None) -> Iterator[dict[str, Any]]:
-        """The content of these statistics. Raises InputError for one that is damaged."""
+        """The content of these statistics. Raises InputError for a damaged file."""
         for path in self.statistics(run, shards):
             yield read_json(path, f"delete it to count without it, or make it again: snakemake -R {self.name}")
 

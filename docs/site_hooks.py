@@ -38,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """`../CONTRIBUTING.md` is a page of the site, too."""
+    """Point links such as `../CONTRIBUTING.md` to the site's pages."""
     for source, name in PAGES.items():
         markdown = markdown.replace(f"](../{source}", f"]({name}")
     return markdown

@@ -211,7 +211,9 @@ def test_every_documented_command_has_options_that_exist(monkeypatch: pytest.Mon
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
     words = [shlex.split(re.split(r" [|>&]|; ", part)[0]) for part in parts]
     checked = [
-        (module, options) for program, _, module, *options in words if program == "python" and module in COMMANDS.values()
+        (module, options)
+        for program, _, module, *options in words
+        if program == "python" and module in COMMANDS.values()
     ]
     assert len(checked) > 60
     for module, options in checked:

@@ -33,7 +33,7 @@ def check_parsed(settings: Settings) -> None:
 
 
 def crawl_layout(settings: Settings) -> Path:
-    """A file beside the pages, so that it moves with them, with their number of shards."""
+    """The file with the pages' number of shards; beside them, so that it moves with them."""
     return settings.run / steps.named("scrape").folder / "layout.json"
 
 

@@ -30,7 +30,7 @@ def load_run(run: Path) -> Settings:
 
 
 def moved(settings: Settings, run: Path) -> Settings:
-    """The settings of a run that lies in the folder `run` now."""
+    """Settings with the run's own paths below `run`, where it is now."""
     own = {"encoder_json": run / "tokenizer/encoder.json", "vocab_bpe": run / "tokenizer/vocab.bpe"}
     tokenize = settings.tokenize.model_copy(update=own if settings.train_tokenizer.vocab_size else {})
     return settings.model_copy(update={"run": run, "tokenize": tokenize})

@@ -3,9 +3,9 @@
 Parsing writes nothing into a run, so `snakemake -n`, a second Snakemake that finds the run locked,
 and another configuration with the same `run` change no file. When a run starts (`onstart`: after
 the lock, never with -n), the resolved settings are written to RUN/settings/DIGEST.yaml, which never
-changes again. Every job reads that file, whose path is in the environment variable
-URLS_TO_GPT2_SETTINGS: on another node, too, where a job parses the Snakefile again, and after the
-configuration was edited. RUN/config.yaml is a copy for people; RUN/run.json is the run's card.
+changes again. Every job reads that file, also on other nodes and after the configuration was
+edited; its path is in the environment variable URLS_TO_GPT2_SETTINGS. RUN/config.yaml is a copy for
+people; RUN/run.json is the run's card.
 """
 
 import gc

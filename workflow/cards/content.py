@@ -94,6 +94,6 @@ def recount(shards: Iterable[Path]) -> Stats:
 
 
 def without_tombstones(prefix: Path) -> tuple[int, int]:
-    """The documents of a run's dataset and their tokens, without those that were removed."""
+    """The documents of a run's dataset and their tokens, without removed ones."""
     left = DocumentTable(prefix).ids != 0
     return int(left.sum()), int(IndexedDataset(prefix).lengths[left].sum())  # a sequence per document

@@ -22,7 +22,7 @@ class Bar:
     parts: Sequence[tuple[str, float]]
     """(label, length) of each part."""
     breakdown: Sequence[tuple[str, float]] = ()
-    """(label, length) of what the last part is made of: a thin bar below that part."""
+    """(label, length) of the parts of the last part, for a thin bar below it."""
 
     @property
     def length(self) -> float:

@@ -1,9 +1,9 @@
-# The last step of the corpus, before which the statistics of every shard exist; empty if all models bring their data.
+# The last corpus step, after which all statistics exist; empty if all models bring their data.
 CORPUS = [rules.merge_index.output.stats] if settings.urls or settings.sources else []
 
 
-# One HTML file about the run: the documents that each step kept, the loss, a generated sample. It opens the dataset's
-# index: 20 bytes per document.
+# One HTML file about the run: the documents that each step kept, the loss, a generated sample. It
+# opens the dataset's index: 20 bytes per document.
 rule report:
     input:
         stats=CORPUS,
