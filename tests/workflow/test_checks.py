@@ -1,4 +1,4 @@
-"""Everything that a configuration names is checked before a job, and the runs that it goes on from."""
+"""Everything that a configuration names is checked before any job, and so are the base runs."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whole runs of the corpus steps: what they make, and that no kill and no number of workers or shards changes it."""
+"""Whole runs of the corpus steps: no kill and no number of workers or shards changes a byte."""
 
 import random
 import time

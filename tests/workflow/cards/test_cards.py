@@ -1,4 +1,4 @@
-"""Every figure of a card is what the files of the run say, counted again from documents, journal and trace."""
+"""Every figure of a card equals a count over the run's documents, journal and trace."""
 
 import re
 import shutil
