@@ -13,7 +13,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -62,9 +62,8 @@ def settings_for_workflow(files: Iterable[Path], overrides: Iterable[str]) -> Se
 
     Raises ConfigError, also for an input that does not exist.
     """
-    paths, raw = list(files), dict[str, Any]()
-    for path in paths:
-        raw = merged(raw, read_yaml(path))
+    paths = list(files)
+    raw: dict[str, Any] = reduce(merged, map(read_yaml, paths), {})
     source = ", ".join(map(str, paths))
     settings = validate(with_overrides(raw, overrides), source)
     try:

@@ -138,14 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(address, flush=True)
             threading.Event().wait()
         command = [argument.replace("ADDRESS", address) for argument in arguments.command]
-        # without the server, a scrape would record refused connections, so it must not outlive it
-        process = subprocess.Popen(command, preexec_fn=die_with_parent)
-        try:
-            code = process.wait()
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        # kills the command if this process is stopped: without the server, a scrape would only fail
+        code = subprocess.run(command, preexec_fn=die_with_parent).returncode
         return code if code >= 0 else 128 - code  # as a shell does for signals
 
 

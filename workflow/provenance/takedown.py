@@ -41,6 +41,10 @@ class Removal:
         except ValueError:
             return False
 
+    def has_name(self, name: str) -> bool:
+        """Whether a name is the id or a URL of one of them."""
+        return name in self.ids or ("/" in name and self.has_url(name))
+
     def has_line(self, line: bytes) -> bool:
         """Whether a line of JSON is a document, a reject or an outcome of one of them."""
         if match := _ID.search(line):
@@ -51,10 +55,8 @@ class Removal:
 
     def is_named(self, line: bytes) -> bool:
         """Whether a line of text has the URL or the id of one of them."""
-        for name in (name.decode("utf-8", "replace") for name in _NAME.findall(line)):
-            if name in self.ids or ("/" in name and (self.has_url(name) or self.has_url(name.rstrip(".,:;)")))):
-                return True
-        return False
+        names = (name.decode("utf-8", "replace") for name in _NAME.findall(line))
+        return any(self.has_name(name) or self.has_name(name.rstrip(".,:;)")) for name in names)
 
 
 Editor = Callable[[Path, Removal, Path | None], int]
@@ -107,9 +109,7 @@ def _edit_statistics(path: Path, removal: Removal, output: Path | None) -> int:
     def kept(value: Any) -> bool:
         nonlocal count
         named = [value.get("id"), value.get("url")] if isinstance(value, dict) else [value]
-        is_named = any(
-            isinstance(name, str) and (name in removal.ids or ("/" in name and removal.has_url(name))) for name in named
-        )
+        is_named = any(isinstance(name, str) and removal.has_name(name) for name in named)
         count += is_named
         return not is_named
 

@@ -77,23 +77,20 @@ def render(run: Path, settings: Settings | None = None) -> str:
     config, versions = _configuration(run, settings), _versions(card, steps, models)
     html["configuration"] = _html("configuration", config=config, run_card=card, versions=versions)
     facts = _facts(card, steps, models, works)
+    trained = f", and the training of {', '.join(model.name for model in models)}" if models else ""
+    base = f" It extends {', '.join(map(str, known.base))}." if known and known.base else ""
+    summary = f"{run}: the corpus, step by step{trained}.{base}"
     return page.render(
         "workflow.report",
         "template.html",
         title=run.name or str(run),
-        overview=_html("overview", summary=_summary(run, models, known), facts=facts, models=models, samples=samples),
+        overview=_html("overview", summary=summary, facts=facts, models=models, samples=samples),
         sections=[(name, *heading, html[name]) for name, heading in HEADINGS.items() if name in html],
     )
 
 
 def _html(name: str, **values: Any) -> Markup:
     return Markup(page.render("workflow.report", f"{name}.html", **values))
-
-
-def _summary(run: Path, models: Sequence[Model], known: Settings | None) -> str:
-    names = ", ".join(model.name for model in models)
-    extended = f" It extends {', '.join(map(str, known.base))}." if known and known.base else ""
-    return f"{run}: the corpus, step by step{f', and the training of {names}' if names else ''}.{extended}"
 
 
 def _facts(
