@@ -57,6 +57,7 @@ def render(run: Path, settings: Settings | None = None) -> str:
     known = settings or settings_of(run / "config.yaml")
     samples = {model.name: split_samples(model.sample, known) for model in models if model.sample}
     card = read_card(run)
+
     html: dict[str, Markup] = {}  # of each section that has figures
     if steps:
         html["funnel"] = _html("funnel", steps=steps, documents_chart=documents_chart(steps))
@@ -74,8 +75,10 @@ def render(run: Path, settings: Settings | None = None) -> str:
         html["checkpoint"] = _html("checkpoint", models=merged)
     if samples:
         html["samples"] = _html("samples", samples=samples)
+
     config, versions = _configuration(run, settings), _versions(card, steps, models)
     html["configuration"] = _html("configuration", config=config, run_card=card, versions=versions)
+
     facts = _facts(card, steps, models, works)
     trained = f", and the training of {', '.join(model.name for model in models)}" if models else ""
     base = f" It extends {', '.join(map(str, known.base))}." if known and known.base else ""
