@@ -27,7 +27,7 @@ from submitit.helpers import DelayedSubmission
 
 from cluster import slurm
 from cluster.jobs import Job, State, read_job, read_state, write_job, write_state
-from cluster.training_job import TrainingJob
+from cluster.training_job import TrainingJob, TrialJob
 from common import cli, run_card
 from common.config import load_settings, settings_text
 from common.errors import ConfigError, InputError
@@ -117,7 +117,7 @@ def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> "_Slur
     # submitit puts the pickle in its place after sbatch, unless it is killed in between
     pickle = shlex.quote(f"{logs}/") + '"$SLURM_JOB_ID"_submitted.pkl'
     setup += [f"[ -e {pickle} ] || cp {shlex.quote(str(_pickle(job)))} {pickle}", *cluster.setup]
-    if job.module == TrainingJob.module:
+    if not isinstance(job, TrialJob):
         options = ["--folder", str(logs.parent), "--max-restarts", str(cluster.max_restarts)]
         setup.append(_JOB_END.format(command=shlex.join([sys.executable, "-m", "cluster.job_end", *options])))
     site = dict(option.removeprefix("--").partition("=")[::2] for option in slurm.site_options(cluster))

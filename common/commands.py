@@ -28,7 +28,7 @@ COMMANDS = (
     "corpus.decontaminate", "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index",
     "workflow.provenance.sample", "workflow.provenance.show", "corpus.export", "workflow.provenance.remove",
     "training.plan", "training.train", "training.evaluate", "training.generate", "workflow.provenance.trace",
-    "training.probe", "training.kernels",
+    "training.kernels",
     "convert.merge_mp", "convert.verify", "convert.to_gguf", "convert.to_megatron", "convert.from_megatron",
     "cluster.preflight", "cluster.autotune", "cluster.submit", "cluster.status", "cluster.logs", "cluster.cancel",
     "workflow.report", "workflow.cards", "workflow.demo.build", "workflow.demo.serve",

@@ -157,15 +157,12 @@ def _machine(arguments: argparse.Namespace, settings: Settings, experiment: Expe
 
 def _request(arguments: argparse.Namespace, experiment: Experiment, per_node: int) -> PlanRequest:
     """The number of GPUs and the batch."""
-    parallel, batch = experiment.parallel, arguments.global_batch_size
-    if arguments.given:
-        if arguments.gpus or batch or arguments.micro_batch_size:
-            raise InputError(
-                "--given takes GPUs and batch from the configuration; leave --gpus and the batch options out, or "
-                "replace keys: parallel.data=N train.global_batch_size=N"
-            )
-        if experiment.world_size != parallel.pipeline * parallel.data * parallel.tensor:
-            raise InputError("--given, but parallel is `auto`; leave --given out to see which layouts there are")
+    batch = arguments.global_batch_size
+    if arguments.given and (arguments.gpus or batch or arguments.micro_batch_size):
+        raise InputError(
+            "--given takes GPUs and batch from the configuration; leave --gpus and the batch options out, or "
+            "replace keys: parallel.data=N train.global_batch_size=N"
+        )
     configured = experiment.world_size if arguments.given or arguments.config else 0
     gpus = arguments.gpus or configured or per_node
     if gpus > per_node and gpus % per_node:

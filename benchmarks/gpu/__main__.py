@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from training.launch.rank import read_launch
 
     set_threads(read_launch(), 0)  # its environment is that of all processes, which are forks of one that has
-    multiprocessing.set_forkserver_preload(["training.job", "training.probe"])  # imported all, and reached no GPU
+    multiprocessing.set_forkserver_preload(["training.job", "training.trial"])  # imported all, and reached no GPU
     with started(describe) as (pipe, _):
         gpu, device = pipe.recv()
     if not gpu and not arguments.toy:

@@ -159,9 +159,9 @@ def _losses(experiment: "Experiment", world: "World", folder: Path) -> list[floa
     from torch.distributed.device_mesh import init_device_mesh
 
     from training.operations import choose_operations
-    from training.probe import RandomTokens
     from training.session import open_session
     from training.step import step_batches, train_step
+    from training.trial import RandomTokens
 
     torch._dynamo.reset()
     choose_operations(experiment, world, folder)

@@ -60,7 +60,7 @@ def step(row: str, context: Context) -> Iterator[Row]:
     from training.planning.fit import predict
     from training.planning.run import machine_of
     from training.planning.speed import flops_per_token
-    from training.probe import Figures
+    from training.trial import Figures
 
     device = context.device
     job, who = job_of(row, context)
@@ -99,14 +99,14 @@ def step(row: str, context: Context) -> Iterator[Row]:
 
 
 def planning(row: str, context: Context) -> Iterator[Row]:
-    """training.probe: all memory that the process takes, and the time of a step, as predicted and as measured."""
-    from training.probe import probe
+    """training.trial: all memory that the process takes, and the time of a step, as predicted and as measured."""
+    from training.trial import run_trial
 
-    job, output = job_of(row, context)[0], context.folder / "probe.json"
-    probe(job.settings, "step", 5, output)
-    found, both = read_json(output), ("predicted", "measured")
-    memory = {f"{one} GB": found[one]["memory"] / 1e9 for one in both}
-    yield {"probe": row, **memory, **{f"{one} ms": 1000 * (found[one]["step_seconds"] or nan) for one in both}}
+    job, output = job_of(row, context)[0], context.folder / "trial.json"
+    run_trial(job.settings, "step", 5, output)
+    result, both = read_json(output), ("predicted", "measured")
+    memory = {f"{one} GB": result[one]["memory"] / 1e9 for one in both}
+    yield {"trial": row, **memory, **{f"{one} ms": 1000 * (result[one]["step_seconds"] or nan) for one in both}}
 
 
 _PARTS: Mapping[str, Callable[[str, Context], Iterator[Row]]] = {"step": step, "planning": planning}

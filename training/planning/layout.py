@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+from common.errors import ConfigError
 from common.settings import Experiment, ModelSettings, ParallelSettings
 from training.planning.machines import Machine
 
@@ -70,7 +71,9 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self:
-        """The layout of an experiment."""
+        """The layout of an experiment. Raises ConfigError for `parallel: auto`, which has none yet."""
+        if experiment.parallel.auto:
+            raise ConfigError("parallel is `auto`, so no layout is given; leave --given out to see which there are")
         train = experiment.train
         batch: dict[str, Any] = {"micro_batch_size": train.micro_batch_size, "accumulation": experiment.accumulation}
         return cls(**experiment.parallel.model_dump(exclude={"auto", "gpus"}), **batch, recompute=train.recompute)

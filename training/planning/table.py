@@ -59,7 +59,7 @@ def fact_table(name: str, request: PlanRequest, best: Prediction, tokens: float)
         "run": f"{tokens / 1e9:,.1f} B tokens" if tokens >= 1e9 else f"{tokens:,.0f} tokens",
     }
     if not machine.timed:
-        rows["speed"] = "not predicted on CPUs; training.probe measures it"
+        rows["speed"] = "not predicted on CPUs; cluster.autotune measures it"
     if best.layout.offload:
         host = 16 * model.parameters / best.layout.world_size  # weight, gradient, two moments
         rows["offload"] = f"each GPU needs {host / GIB:,.1f} GiB of CPU memory"

@@ -1,40 +1,34 @@
-"""Run a few steps of a layout, and print predicted and measured memory and speed.
+"""A few steps of one layout on random tokens: their memory and speed, as predicted and as measured.
 
-    python -m training.probe --config config.yaml --model tiny parallel.tensor=1
-    torchrun --nproc-per-node 2 -m training.probe --config config.yaml --model tiny --output probe.json
+    run_trial(settings, "tiny", steps=5, output=Path("trial.json"))      # every process of the job
 
-Every process of a job runs it, alone or under torchrun, srun or submitit. The tokens are random, so no corpus is
-needed. The first steps compile and warm up; then `--steps` are timed. Memory is that of the fullest process: on a GPU
-the peak of all tensors, and other memory in use by the driver's count; on a CPU the resident set. FILE gets the figures
-as JSON, or {"failed": reason} if a process runs out of memory or fails otherwise.
+`python -m cluster.autotune` starts it as a job (`cluster.TrialJob`). The first steps compile and warm up; then `steps`
+are timed. Memory is that of the fullest process: on a GPU the peak of all tensors, and other memory in use by the
+driver's count; on a CPU the resident set.
 """
 
 import platform
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from math import isnan, nan
+from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
-from common import cli
-from common.console import readable_bytes, say, text_table
 from common.errors import RESUME_ME, InputError, ToolkitError
 from common.files import write_json
 from common.settings import Experiment, Settings
 from training.launch.process_group import World, describe, joined
 from training.launch.rank import check_layout, read_launch
-from training.launch.signals import leave_at_once
 from training.planning.fit import predict
 from training.planning.layout import by_part
-from training.planning.run import resolve_on_rank0
+from training.planning.run import machine_of
 from training.planning.search import Prediction
 
 if TYPE_CHECKING:
@@ -65,12 +59,12 @@ class Figures(NamedTuple):
 
     @classmethod
     def predicted(cls, prediction: Prediction) -> Self:
-        """The planner's figures."""
+        """The planner's figures; speeds are NaN on CPUs, where they are not predicted."""
         parts = by_part(prediction.memory)
         parameters, optimizer, context = (parts.pop(part, 0.0) for part in ("parameters", "optimizer", "context"))
         speed = (prediction.step_seconds, prediction.tokens_per_second, prediction.mfu)
         if prediction.machine.device == "cpu":
-            speed = (nan, nan, nan)  # not predicted
+            speed = (nan, nan, nan)
         return cls(parameters, optimizer, sum(parts.values()), context, *speed)
 
     @classmethod
@@ -79,14 +73,10 @@ class Figures(NamedTuple):
         speed_up = prediction.step_seconds / seconds
         return cls(*memory, seconds, prediction.tokens_per_second * speed_up, prediction.mfu * speed_up)
 
-    def plain(self) -> dict[str, float]:
-        """The figures for JSON."""
-        return {**self._asdict(), "memory": self.memory}
-
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """Samples of random tokens, without end."""
+    """Endless samples of random tokens."""
 
     seq_len: int
     vocab_size: int
@@ -101,34 +91,44 @@ class RandomTokens:
         return np.random.default_rng(number).integers(self.vocab_size, size=self.seq_len + 1)
 
 
-def probe(settings: Settings, name: str, steps: int, output: Path | None = None) -> int:
-    """Measure the layout of the model `name`; every process of the job calls this. Returns the exit code.
+def run_trial(settings: Settings, name: str, steps: int, output: Path) -> None:
+    """Measure the model `name` in its layout; every process of the job calls this.
 
-    Raises ToolkitError for what a person has to cure; `output` then says why.
+    `output` gets the figures as JSON, or {"failed": reason} for an error of the layout. Raises that error, too.
     """
-    launch, folder = read_launch(), settings.model_folder(name) / "probe"
+    launch, folder, experiment = read_launch(), settings.model_folder(name), settings.experiment(name)
     try:
-        check = partial(check_layout, launch, settings.experiment(name).parallel, name)
+        check = partial(check_layout, launch, experiment.parallel, name)
         with joined(launch, folder, settings.cluster, check) as (world, _):
             from training.operations import choose_operations
 
-            settings, machine = resolve_on_rank0(settings, name, world, check=False)
-            experiment = settings.models[name]
             choose_operations(experiment, world, folder)
             memory, seconds = measure(experiment, world, steps)
             if world.rank == 0:
-                prediction = predict(experiment, machine)
-                _report(name, prediction, Figures.measured(memory, seconds, prediction), steps, output)
+                prediction = predict(experiment, machine_of(world, settings.cluster))
+                figures = Figures.predicted(prediction), Figures.measured(memory, seconds, prediction)
+                write_json(output, _result(name, prediction, steps, *figures))
     except Exception as error:
         lost = isinstance(error, ToolkitError) and error.exit_code == RESUME_ME  # not the layout's fault
-        if output is not None and not lost:
+        if not lost:
             with suppress(OSError, InputError):  # several processes may write the same reason
                 write_json(output, {"failed": describe(error)})
         raise
-    return 0
 
 
-# ---------------------------------------------------------------------------------------------------------- measuring
+def _result(name: str, prediction: Prediction, steps: int, predicted: Figures, measured: Figures) -> dict[str, object]:
+    """The content of `output`."""
+    import torch
+
+    return {
+        "model": name,
+        "layout": prediction.layout._asdict(),
+        "steps": steps,
+        "device": prediction.machine.name,
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()},
+        "measured": {**measured._asdict(), "memory": measured.memory},
+        "predicted": {**predicted._asdict(), "memory": predicted.memory},
+    }
 
 
 def measure(experiment: Experiment, world: World, steps: int) -> tuple[tuple[int, int, int, int], float]:
@@ -176,12 +176,12 @@ def _memory(session: "Session", before: int) -> tuple[int, int, int, int]:
 
     device = session.world.device
 
-    def here(values: list[Any]) -> int:
+    def on_device(values: Iterable[object]) -> int:
         shards = [local_shard(value) for value in values if isinstance(value, torch.Tensor)]
         return sum(shard.nbytes for shard in shards if shard.device.type == device.type)
 
-    parameters = here([*session.parameters.values()])
-    optimizer = here([value for state in session.optimizer.state.values() for value in state.values()])
+    parameters = on_device(session.parameters.values())
+    optimizer = on_device(value for state in session.optimizer.state.values() for value in state.values())
     if device.type == "cuda":
         tensors = torch.cuda.max_memory_allocated(device)
         reserved = torch.cuda.max_memory_reserved(device)
@@ -191,63 +191,3 @@ def _memory(session: "Session", before: int) -> tuple[int, int, int, int]:
         taken = int(memory(device)["max resident"] * 2**20)
         tensors = max(taken - before, parameters + optimizer)
     return parameters, optimizer, tensors - parameters - optimizer, max(0, taken - tensors)
-
-
-# ------------------------------------------------------------------------------------------------------------ results
-
-
-def _report(name: str, prediction: Prediction, measured: Figures, steps: int, output: Path | None) -> None:
-    """Print the table, and write the JSON file."""
-    import torch
-
-    layout, machine, predicted = prediction.layout, prediction.machine, Figures.predicted(prediction)
-    say(f"probe: {name} in {steps} steps on {layout.world_size} x {machine.name}: {layout}")
-    say(_table(predicted, measured))
-    if output is not None:
-        result = {
-            "model": name,
-            "layout": layout._asdict(),
-            "steps": steps,
-            "device": machine.name,
-            "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()},
-            "measured": measured.plain(),
-            "predicted": predicted.plain(),
-        }
-        write_json(output, result)
-
-
-def _table(predicted: Figures, measured: Figures) -> str:
-    """One row per figure."""
-    size = readable_bytes
-    rows = {
-        "parameters": (predicted.parameters, measured.parameters, size),
-        "optimizer": (predicted.optimizer, measured.optimizer, size),
-        "gradients, activations, loss, communication": (predicted.transient, measured.transient, size),
-        "allocator and context": (predicted.context, measured.context, size),
-        "memory of the fullest process": (predicted.memory, measured.memory, size),
-        "step": (1000 * predicted.step_seconds, 1000 * measured.step_seconds, "{:,.1f} ms".format),
-        "tokens/s": (predicted.tokens_per_second, measured.tokens_per_second, "{:,.0f}".format),
-        "MFU": (predicted.mfu, measured.mfu, "{:.1%}".format),
-    }
-    lines = [("", "predicted", "measured", "error")]
-    for name, (expected, actual, form) in rows.items():
-        error = 100 * (expected - actual) / actual if actual else nan
-        shown = "not predicted" if isnan(expected) else form(expected)
-        lines.append((name, shown, form(actual), "-" if isnan(error) else f"{error:+.1f} %"))
-
-    return text_table(lines, "lrrr")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = cli.parser("training.probe", __doc__)
-    cli.add_model_settings(parser)
-    parser.add_argument("--steps", type=cli.positive_int, default=5, metavar="N", help="steps to time (default 5)")
-    parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="the figures as JSON, or why it failed")
-    arguments = parser.parse_args(argv)
-    return probe(cli.read_settings(arguments), arguments.model, arguments.steps, arguments.output)
-
-
-if __name__ == "__main__":
-    leave_at_once()
-    sys.exit(cli.run(main))
