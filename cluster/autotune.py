@@ -2,14 +2,16 @@
 
     python -m cluster.autotune --config config.yaml --model tiny --gpus 2
     python -m cluster.autotune --config config.yaml --model tiny --given parallel.tensor=1
-    python -m cluster.autotune --config run.yaml --model gpt2_345m --gpus 16 --top 8 --write best.yaml
+    python -m cluster.autotune --config run.yaml --model gpt2_345m --top 8 --write best.yaml
 
-The planner ranks the layouts. Each of the best `--top` runs a few steps on random tokens, one job after the other, on
-Slurm or on this machine, as `cluster.submit` would start it. A layout that fails is reported, and the next one is
-measured. `--write` gets the keys of the layout with the most tokens per second.
+The planner ranks the layouts. Each of the best `--top` runs a few steps on random tokens, one job
+after the other, on Slurm or on this machine, as `cluster.submit` would start it. A layout that
+fails is reported, and the next one is measured. `--write` gets the keys of the layout with the most
+tokens per second.
 
-RUN/autotune/NAME has one result per layout, layout_HASH.json; the hash covers everything that the result depends on. A
-rerun measures only what is missing. Ctrl-C ends the job. Exit code 2: no layout could be measured.
+RUN/autotune/NAME has one result per layout, layout_HASH.json; the hash covers everything that the
+result depends on. A rerun measures only what is missing. Ctrl-C ends the job. Exit code 2: no
+layout could be measured.
 """
 
 import sys
@@ -35,7 +37,7 @@ from training.planning.table import config_text
 
 
 def best_layouts(name: str, experiment: Experiment, machine: Machine, request: PlanRequest) -> list[Layout]:
-    """The layouts that fit and that the other settings allow, fastest first. Raises ConfigError if there is none."""
+    """The layouts that fit and that other keys allow, fastest first. ConfigError if none does."""
     workload, layouts = Workload.of(experiment, machine), []
     for prediction in search(workload, machine, request):
         try:
@@ -97,7 +99,7 @@ def _measure(settings: Settings, trial: str, steps: int, minutes: int, output: P
 
 
 def _final_state(folder: Path, job: Job, output: Path) -> State:
-    """Wait for a job to end and for `output` to exist; return the final state. An interrupt cancels the job.
+    """Wait for a job to end and for `output` to exist. An interrupt cancels the job.
 
     Raises JobError if Slurm would never start it.
     """
@@ -113,11 +115,8 @@ def _final_state(folder: Path, job: Job, output: Path) -> State:
     raise AssertionError
 
 
-# ------------------------------------------------------------------------------------------------------------ results
-
-
 def _result(output: Path) -> dict[str, Any]:
-    """What `training.trial` wrote: predicted and measured figures, or {"failed": reason}; empty if nothing."""
+    """The result that `training.trial` wrote; empty if there is none."""
     return dict(read_json(output)) if output.exists() else {}
 
 

@@ -78,7 +78,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class TrialJob(TrainingJob):
-    """Measures the layout of one model with `training.trial`, for `cluster.autotune`; never requeued."""
+    """Measures one layout with `training.trial`, for `cluster.autotune`; never requeued."""
 
     requeue: bool = False
     steps: int = 5

@@ -2,9 +2,9 @@
 
     run_trial(settings, "tiny", steps=5, output=Path("trial.json"))      # every process of the job
 
-`python -m cluster.autotune` starts it as a job (`cluster.TrialJob`). The first steps compile and warm up; then `steps`
-are timed. Memory is that of the fullest process: on a GPU the peak of all tensors, and other memory in use by the
-driver's count; on a CPU the resident set.
+`python -m cluster.autotune` starts it as a job (`cluster.TrialJob`). The first steps compile and
+warm up; then `steps` are timed. Memory is that of the fullest process: on a GPU the peak of all
+tensors, and other memory in use by the driver's count; on a CPU the resident set.
 """
 
 import platform
@@ -38,15 +38,15 @@ WARM_UP = 2  # steps: the first compiles, in the second caches and the allocator
 
 
 class Figures(NamedTuple):
-    """Bytes of the fullest process at its peak; seconds of a step, and speeds of all processes together."""
+    """Bytes of the fullest process at its peak, seconds of a step, and speeds of all processes."""
 
     parameters: float
     optimizer: float
     """The optimiser's state."""
     transient: float
-    """Everything else that tensors take at the peak: gradients, activations, logits and loss, communication."""
+    """All other tensors: gradients, activations, logits and loss, communication."""
     context: float
-    """Memory of the process that is not in tensors: the context, libraries, and what the allocator holds."""
+    """Memory outside tensors: the context, libraries, and what the allocator holds."""
     step_seconds: float
     tokens_per_second: float
     mfu: float
@@ -69,7 +69,7 @@ class Figures(NamedTuple):
 
     @classmethod
     def measured(cls, memory: tuple[float, float, float, float], seconds: float, prediction: Prediction) -> Self:
-        """From the first four figures and the seconds of a step; `prediction` is for the same layout."""
+        """From the first four figures and the seconds of a step, for the layout of `prediction`."""
         speed_up = prediction.step_seconds / seconds
         return cls(*memory, seconds, prediction.tokens_per_second * speed_up, prediction.mfu * speed_up)
 
@@ -94,7 +94,8 @@ class RandomTokens:
 def run_trial(settings: Settings, name: str, steps: int, output: Path) -> None:
     """Measure the model `name` in its layout; every process of the job calls this.
 
-    `output` gets the figures as JSON, or {"failed": reason} for an error of the layout. Raises that error, too.
+    `output` gets the figures as JSON, or {"failed": reason} for an error of the layout. Raises that
+    error, too.
     """
     launch, folder, experiment = read_launch(), settings.model_folder(name), settings.experiment(name)
     try:
@@ -132,7 +133,7 @@ def _result(name: str, prediction: Prediction, steps: int, predicted: Figures, m
 
 
 def measure(experiment: Experiment, world: World, steps: int) -> tuple[tuple[int, int, int, int], float]:
-    """Build the model, and run `steps` after the first ones (a collective call).
+    """Build the model, warm up, and time `steps` together (a collective call).
 
     Returns the memory of the fullest process, see `_memory`, and the seconds of a step.
     """
@@ -165,10 +166,7 @@ def measure(experiment: Experiment, world: World, steps: int) -> tuple[tuple[int
 
 
 def _memory(session: "Session", before: int) -> tuple[int, int, int, int]:
-    """Bytes of this process: parameters, the optimiser's state, the other tensors at the peak, everything else.
-
-    `before`: its resident bytes before the model was built, for CPUs.
-    """
+    """The first four `Figures` of this process; `before`: its resident bytes without the model."""
     import torch
 
     from training.metrics.device import memory

@@ -1,4 +1,4 @@
-"""The plan of a run: its settings and data, checked and printed before it starts."""
+"""The plan of a run: its settings and data, checked and printed before the run starts."""
 
 import fnmatch
 from dataclasses import dataclass, replace
@@ -39,16 +39,16 @@ class Plan:
     tokenize: TokenizeSettings
     data: Splits
     machine: Machine | None = None
-    """The job's machine, once known; the plan then has predictions."""
+    """The job's machine; None until it is known. With it, the plan has predictions."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run; nothing is read before it is used."""
+        """The tokenizer of the run, read when it is first used."""
         return Tokenizer(vocabulary_files(self.tokenize.encoder_json, self.tokenize.vocab_bpe))
 
     @cached_property
     def attention(self) -> float:
-        """How many tokens a token attends to, as a share of those in a whole sample; 1 if documents are not apart."""
+        """Tokens that a token attends to, as a share of those in a sample."""
         if not self.experiment.train.reset_attention_mask:
             return 1.0
         samples, weights = self.data.train.parts, self.data.train.weights
@@ -64,7 +64,7 @@ class Plan:
         return self.experiment.train.iterations * predict(self.experiment, self.machine, self.attention).step_seconds
 
     def text(self, done: int = 0, consumed_samples: int = 0) -> str:
-        """The plan of a run that starts, or resumes after `done` iterations and `consumed_samples`."""
+        """The plan as tables, of a run that starts or that resumes after `done` iterations."""
         experiment, model, train = self.experiment, self.experiment.model, self.experiment.train
         padded = with_padded_vocabulary(model, experiment.parallel.tensor)
         left = train.iterations - done
@@ -130,7 +130,7 @@ class Plan:
         return "".join(f"; {note}" for note in notes)
 
     def _data_table(self, samples: int) -> str:
-        """One line for each split of each corpus; `samples` are those of the whole run."""
+        """One line for each split of each corpus; `samples`: of the whole run."""
         table: list[tuple[str, ...]] = [
             ("data", "part", "share", "documents", "tokens", "samples", "of the run", "epochs")
         ]
@@ -172,9 +172,10 @@ def duration(seconds: float) -> str:
 
 
 def make_plan(settings: Settings, name: str) -> Plan:
-    """Open the corpora of the model `name` and check that they, and the weights it starts from, fit its settings.
+    """Open the corpora of a model; check that they and the initial weights fit its settings.
 
-    Raises InputError or ConfigError. Skips the check of the weights if a checkpoint exists, even a damaged one.
+    Raises InputError or ConfigError. The weights are not checked if a checkpoint exists, even a
+    damaged one.
     """
     experiment, datasets = settings.experiment(name), settings.datasets(name)
     for pattern in experiment.train.no_decay:
@@ -207,23 +208,18 @@ def machine_of(world: "World", cluster: ClusterSettings) -> Machine:
     return this_gpu(properties.name, properties.total_memory, cluster.gpus, tasks)
 
 
-def resolve_on_rank0(settings: Settings, name: str, world: "World", *, check: bool) -> tuple[Settings, Machine]:
-    """The settings with a layout for a model, chosen here if it is `auto`, and the machine (a collective call).
+def fit_plan(plan: Plan, settings: Settings, world: "World") -> tuple[Plan, Settings]:
+    """Complete the plan on the job's machine (a collective call); returns it with its new settings.
 
-    Rank 0 decides for all. With `check`, raises ConfigError on all ranks if the model is too large for the memory.
+    Rank 0 chooses the layout if it is `auto`. Raises ConfigError on all ranks if the model is too
+    large.
     """
 
     def decide() -> tuple[Settings, Machine]:
         machine = machine_of(world, settings.cluster)
-        chosen = resolve(settings, name, machine, world.size)
-        if check:
-            check_fits(chosen, name, machine, done=newest_iteration(settings.model_folder(name)), here=True)
+        chosen = resolve(settings, plan.name, machine, world.size)
+        check_fits(chosen, plan.name, machine, done=newest_iteration(settings.model_folder(plan.name)), here=True)
         return chosen, machine
 
-    return run_on_rank0(decide, world.rank)
-
-
-def fit_plan(plan: Plan, settings: Settings, world: "World") -> tuple[Plan, Settings]:
-    """The plan and the settings with a layout that fits, see `resolve_on_rank0` (a collective call)."""
-    settings, machine = resolve_on_rank0(settings, plan.name, world, check=True)
-    return replace(plan, experiment=settings.models[plan.name], machine=machine), settings
+    chosen, machine = run_on_rank0(decide, world.rank)
+    return replace(plan, experiment=chosen.models[plan.name], machine=machine), chosen
