@@ -31,21 +31,21 @@ class Article(NamedTuple):
     body: bytes
     gold: str
     held_out: bool
-    """Whether the page is in the held-out half, by the hash of its key; rules are tuned on the other half."""
+    """Whether the page is in the held-out half; rules are tuned on the other half."""
 
 
 def read_articles(folder: Path) -> list[Article]:
-    """The pages of the article-extraction-benchmark, sorted by key. Raises InputError for another kind of folder."""
+    """The pages of the article-extraction-benchmark. Raises InputError for another kind of folder."""
     truth = folder / "ground-truth.json"
     if not truth.is_file():
         where = "https://github.com/scrapinghub/article-extraction-benchmark"
         raise InputError(f"{truth}: no such file; clone {where} and name its folder with --texts")
-    found = []
-    for key, one in sorted(read_json(truth).items()):
+    articles = []
+    for key, page in sorted(read_json(truth).items()):
         held_out = hashlib.sha256(key.encode()).digest()[0] % 2 == 1
         body = gzip.decompress((folder / "html" / f"{key}.html.gz").read_bytes())
-        found.append(Article(one["url"], body, one["articleBody"], held_out))
-    return found
+        articles.append(Article(page["url"], body, page["articleBody"], held_out))
+    return articles
 
 
 Score = tuple[float | None, float | None]
@@ -54,14 +54,14 @@ Score = tuple[float | None, float | None]
 
 def score(gold: str, answer: str) -> Score:
     """Precision and recall of the answer's 4-grams of words."""
-    wanted, found = _ngrams(gold), _ngrams(answer)
-    common = (wanted & found).total()
-    return common / found.total() if found else None, common / wanted.total() if wanted else None
+    wanted, given = (Counter(phrases(re.findall(r"\w+", text))) for text in (gold, answer))
+    common = (wanted & given).total()
+    return common / given.total() if given else None, common / wanted.total() if wanted else None
 
 
-def _ngrams(text: str) -> Counter[tuple[str, ...]]:
-    words = re.findall(r"\w+", text)
-    return Counter(tuple(words[n : n + 4]) for n in range(max(1, len(words) - 3)) if words)
+def phrases(words: list[str]) -> Iterator[tuple[str, ...]]:
+    """The runs of four words; all words if there are fewer."""
+    return (tuple(words[n : n + 4]) for n in range(max(1, len(words) - 3)) if words)
 
 
 def overall(scores: Sequence[Score]) -> tuple[float, float, float]:
