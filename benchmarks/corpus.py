@@ -201,7 +201,8 @@ def our_merge(inputs: list[Path], output: Path) -> Timed:
 def merge_index(arguments: Namespace) -> Iterator[Row]:
     """Merging datasets beside megatron-core: reads from memory, writes to disk.
 
-    Ours checks ids and checksums and calls fsync, as the plain copy does; megatron-core does neither.
+    Ours checks ids and checksums and calls fsync, as the plain copy does; megatron-core does
+    neither.
     """
     shards, output = arguments.count, arguments.work / "out"
     inputs = make_shards(arguments.work / "in", shards, arguments.length)

@@ -1,8 +1,8 @@
 """What extractors keep of documentation: headings, paragraphs, tables, lists and code.
 
-A page is its own gold. Navigation does not count: see `_CHROME`, and blocks that are mostly links. A phrase is a run of
-four words, or all words of a shorter block. A line break is mid-sentence if the two words before and the two after it
-are neighbours in the page.
+A page is its own gold. Navigation does not count: see `_CHROME`, and blocks that are mostly links.
+A phrase is a run of four words, or all words of a shorter block. A line break is mid-sentence if
+the two words before and the two after it are neighbours in the page.
 """
 
 import gzip
@@ -35,7 +35,7 @@ _CHROME = """.//script | .//style | .//template | .//head | .//nav | .//header |
 
 
 def read_pages(folder: Path, count: int) -> list[Article]:
-    """`count` pages of a folder, chosen by the hash of their paths. Raises InputError if it has none."""
+    """`count` pages of a folder, chosen by hash. Raises InputError if it has none."""
     paths = [path for path in folder.rglob("*") if path.name.endswith(_SUFFIXES) and path.is_file()]
     paths.sort(key=lambda path: hashlib.sha256(str(path.relative_to(folder)).encode()).digest())
     pages: dict[bytes, Article] = {}
@@ -52,7 +52,7 @@ def read_pages(folder: Path, count: int) -> list[Article]:
 
 
 def compare_with_page(html: str, text: str) -> Counter[str]:
-    """Counts of what the page has (`headings`), what the text keeps (`headings kept`), and breaks."""
+    """Counts of what the page has (`headings`) and the text keeps (`headings kept`); breaks."""
     from lxml.html import document_fromstring
 
     tree = document_fromstring(html.encode("utf-8", "ignore"), parser=_parser())
@@ -108,32 +108,17 @@ def _is_links(block: Any) -> bool:
 
 def _runs(block: Any) -> Iterator[list[str]]:
     """The words of each run of text in a block, up to the next element of block level or <br>."""
-    parts: list[str] = []
-    ends: list[Any] = []
-    for event, element in _walk(block):
-        if element.tag not in _INLINE and element is not block:
-            if words := re.findall(r"\w+", "".join(parts)):
-                yield words
-            parts.clear()
-        in_code = ends and ends[-1].tag == "pre"
-        if event == "start":
-            if element.tag == "pre" or in_code:
-                ends.append(element if element.tag == "pre" else ends[-1])
-            elif element.text:
-                parts.append(element.text)
-        else:
-            if in_code:
-                ends.pop()
-            if not ends and element is not block and element.tail:
-                parts.append(element.tail)
-    if words := re.findall(r"\w+", "".join(parts)):
-        yield words
+    for text in _text(block).split("\0"):
+        if words := re.findall(r"\w+", text):
+            yield words
 
 
-def _walk(block: Any) -> Any:
-    from lxml.etree import iterwalk
-
-    return iterwalk(block, events=("start", "end"))
+def _text(element: Any) -> str:
+    """The text of an element without code; \\0 where an element of block level begins or ends."""
+    text = ""
+    if element.tag != "pre":
+        text = (element.text or "") + "".join(_text(child) + (child.tail or "") for child in element)
+    return text if element.tag in _INLINE else f"\0{text}\0"
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:

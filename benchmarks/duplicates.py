@@ -29,7 +29,8 @@ PACKAGES = ("datatrove==0.10.1", "spacy", "regex", "orjson", "tokenizers", "nltk
 SHARES = (0.01, 0.03, 0.05, 0.10, 0.20)
 STAGES = ("signatures", "bands, buckets", "verify", "clusters", "filter")
 
-# one stage in its own process, with its defaults: 14 buckets of 8 hashes over 5-grams of words, English
+# one stage in its own process, with its defaults: 14 buckets of 8 hashes over 5-grams of words,
+# English
 _THEIRS = """
 import sys
 from datatrove.executor import LocalPipelineExecutor
@@ -179,7 +180,7 @@ def _stages(commands: Mapping[str, Sequence[str | Path]]) -> Timed:
 
 
 def datatrove(arguments: Namespace) -> Iterator[Row]:
-    """Deduplication beside datatrove at each side's defaults: CPU time by stage, and found copies."""
+    """Deduplication beside datatrove, both with their defaults: CPU time by stage, found copies."""
     python, work = _install(arguments.peer), arguments.work
     documents = with_copies(arguments.count, SHARES)
     source = write_documents(work / "in/0000.jsonl.zst", documents)

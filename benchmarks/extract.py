@@ -1,8 +1,9 @@
 """Extraction against gold texts: F1 of word 4-grams, and pages per CPU second, for each extractor.
 
-The pages are those of the article-extraction-benchmark (github.com/scrapinghub/article-extraction-benchmark). The score
-is that benchmark's: the 4-grams of words of each page, counted with repetitions, give its precision and recall; F1 is
-computed from the means over pages. A page without a result has recall 0 and no precision.
+The pages are those of the article-extraction-benchmark
+(github.com/scrapinghub/article-extraction-benchmark). The score is that benchmark's: the 4-grams of
+words of each page, counted with repetitions, give its precision and recall; F1 is computed from the
+means over pages. A page without a result has recall 0 and no precision.
 """
 
 import gzip
@@ -35,7 +36,7 @@ class Article(NamedTuple):
 
 
 def read_articles(folder: Path) -> list[Article]:
-    """The pages of the article-extraction-benchmark. Raises InputError for another kind of folder."""
+    """The pages of the article-extraction-benchmark. Raises InputError for another folder."""
     truth = folder / "ground-truth.json"
     if not truth.is_file():
         where = "https://github.com/scrapinghub/article-extraction-benchmark"

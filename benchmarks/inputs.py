@@ -16,7 +16,7 @@ COPIED = (0.01, 0.03, 0.05, 0.06, 0.07, 0.08, 0.09)
 
 
 def read_texts(folders: Sequence[Path]) -> Iterator[str]:
-    """The texts in the folders, languages mixed; without folders, Python's documentation, endlessly.
+    """The texts in the folders, languages mixed; without folders Python's documentation, endless.
 
     Raises InputError for a folder without texts.
     """

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import slurm
-from cluster.jobs import FINAL, Job, State, log_tail, states
+from cluster.jobs import FINAL, log_tail, states
 from cluster.submission import end, make_snapshot, nodes_and_tasks, start
 from cluster.training_job import TrialJob
 from common import cli
@@ -91,28 +91,20 @@ def _measure(settings: Settings, trial: str, steps: int, minutes: int, output: P
     config = str(make_snapshot(settings, settings.run) / "settings.yaml")
     try:
         job = start(settings, TrialJob(config, trial, steps=steps, output=str(output)), minutes)
-        state = _final_state(settings.model_folder(trial), job, output)
-    except ToolkitError as error:  # Slurm refuses it, or would never start it
+    except ToolkitError as error:  # Slurm refuses it
         return str(error)
-    path, lines = log_tail(job, 3)
-    return f"{_result(output).get('failed') or f'no result ({state})'}; log: {path} {' | '.join(lines)}"
-
-
-def _final_state(folder: Path, job: Job, output: Path) -> State:
-    """Wait for a job to end and for `output` to exist. An interrupt cancels the job.
-
-    Raises JobError if Slurm would never start it.
-    """
     try:
-        for state, queued in states(folder, job, output):
+        for state, queued in states(settings.model_folder(trial), job, output):
             if queued is not None and queued.unschedulable:
-                raise JobError(f"{folder.name}: {slurm.never_starts(queued)}")
+                end(job)
+                return slurm.never_starts(queued)
             if state.state in FINAL:
-                return state
-    except BaseException:
+                break
+    except BaseException:  # an interrupt
         end(job)
         raise
-    raise AssertionError
+    path, lines = log_tail(job, 3)
+    return f"{_result(output).get('failed') or f'no result ({state})'}; log: {path} {' | '.join(lines)}"
 
 
 def _result(output: Path) -> dict[str, Any]:

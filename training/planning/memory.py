@@ -172,18 +172,14 @@ def _head(workload: Workload, layout: Layout) -> int:
 
 
 class MemoryPhase(NamedTuple):
-    """Bytes of a pipeline rank in one phase of a step."""
+    """Bytes of a pipeline rank in one phase of a step; `_NAMES` says what each field is."""
 
     parameters: float
     moments: float
     buffers: float
-    """Receive buffers: PyTorch's pipelines allocate one per micro-batch, 1F1B reuses free ones."""
     rounded: float
-    """Matrices in the type of the products; with data-parallel ranks they are `gathered`."""
     gradients: float
-    """Sums over micro-batches, float32."""
     fresh: float = 0.0
-    """New gradients of parameters, before they are summed."""
     saved: float = 0.0
     again: float = 0.0
     work: float = 0.0
@@ -191,6 +187,25 @@ class MemoryPhase(NamedTuple):
     loss: float = 0.0
     gathered: float = 0.0
     reduced: float = 0.0
+
+
+_NAMES = {  # part and name of each field (ZeRO: Rajbhandari et al. 2020, section 5)
+    "parameters": ("parameters", "float32 parameters"),
+    "moments": ("optimizer", "moments: AdamW's two, Muon's one"),
+    # PyTorch's pipelines allocate one per micro-batch, 1F1B reuses free ones
+    "buffers": ("communication", "receive buffers of the pipeline"),
+    # with data-parallel ranks they are gathered
+    "rounded": ("parameters", "matrices in the type of the products"),
+    "gradients": ("gradients", "summed gradients, float32"),
+    "fresh": ("gradients", "new gradients of a layer"),
+    "again": ("activations", "one layer's activations, computed again"),
+    "work": ("activations", "gradients of activations"),
+    "logits": ("logits and loss", "logits"),
+    "loss": ("logits and loss", "gradients of head and input, or float32 logits"),
+    "gathered": ("communication", "gathered parameters"),
+    "reduced": ("communication", "gradients being reduced"),
+    "saved": ("activations", "kept from forward to backward"),
+}
 
 
 def peak(workload: Workload, layout: Layout, machine: Machine, rank: int) -> MemoryPhase:
@@ -258,23 +273,6 @@ def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> 
         yield in_last_layer._replace(fresh=4 / 3 * whole.layer)  # gradient of the largest matrix, before it is added
         sums = max(before, 4.0 * whole.layer * whole.layers)
         yield phase._replace(gradients=sums, saved=saved, gathered=everything)
-
-
-_NAMES = {  # part and name of each field of MemoryPhase (ZeRO: Rajbhandari et al. 2020, section 5)
-    "parameters": ("parameters", "float32 parameters"),
-    "moments": ("optimizer", "moments: AdamW's two, Muon's one"),
-    "buffers": ("communication", "receive buffers of the pipeline"),
-    "rounded": ("parameters", "matrices in the type of the products"),
-    "gradients": ("gradients", "summed gradients, float32"),
-    "fresh": ("gradients", "new gradients of a layer"),
-    "again": ("activations", "one layer's activations, computed again"),
-    "work": ("activations", "gradients of activations"),
-    "logits": ("logits and loss", "logits"),
-    "loss": ("logits and loss", "gradients of head and input, or float32 logits"),
-    "gathered": ("communication", "gathered parameters"),
-    "reduced": ("communication", "gradients being reduced"),
-    "saved": ("activations", "kept from forward to backward"),
-}
 
 
 def memory_terms(workload: Workload, layout: Layout, machine: Machine) -> list[Term]:
