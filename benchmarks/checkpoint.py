@@ -1,4 +1,4 @@
-"""Saves and loads of a checkpoint: ours, with hashes and manifest, beside a copy of its files.
+"""Saves and loads of a checkpoint: ours, with hashes and manifest, and a copy of its files.
 
 A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 124M. The copy,
 shutil.copyfile with fsync, shows the disk's limit. Peers write the same tensors: safetensors with
@@ -132,7 +132,7 @@ def in_background(plan: "Plan", session: "Session", folder: Path, rounds: int) -
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """Saves and loads beside a plain copy of the files; training during a background save."""
+    """Saves and loads, and a plain copy of the files; training during a background save."""
     job = Job(arguments.work, SIZES[arguments.size])
     write_dataset(job)
     yield from tables(job, arguments.work, arguments.rounds)

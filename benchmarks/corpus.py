@@ -75,7 +75,7 @@ def our_clean(source: Path, target: Path) -> Timed:
 
 
 def clean(arguments: Namespace) -> Iterator[Row]:
-    """Cleaning beside ftfy and langdetect; agreement with them, and theirs with another seed."""
+    """Cleaning against ftfy and langdetect; agreement with them, theirs with another seed."""
     for folders in [[folder] for folder in arguments.texts or ()] or [[]]:
         documents = cut(read_texts(folders), arguments.count)
         source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out.jsonl.zst"
@@ -129,7 +129,7 @@ def our_tokenize(source: Path) -> Timed:
 
 
 def tokenize(arguments: Namespace) -> Iterator[Row]:
-    """Encoding beside bare encoders. gigatoken caches words, so give it real texts."""
+    """Encoding against bare encoders. gigatoken caches words, so give it real texts."""
     documents = cut(read_texts(arguments.texts or ()), arguments.count)
     megabytes = sum(len(document["text"].encode()) for document in documents) / 1e6
     source = write_documents(arguments.work / "in.jsonl.zst", documents)
@@ -199,7 +199,7 @@ def our_merge(inputs: list[Path], output: Path) -> Timed:
 
 
 def merge_index(arguments: Namespace) -> Iterator[Row]:
-    """Merging datasets beside megatron-core: reads from memory, writes to disk.
+    """Merging datasets against megatron-core: reads from memory, writes to disk.
 
     Ours checks ids and checksums and calls fsync, as the plain copy does; megatron-core does
     neither.

@@ -122,7 +122,7 @@ def _text(element: Any) -> str:
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """Documentation: what is kept of headings, tables, lists and code, beside trafilatura."""
+    """Documentation: what is kept of headings, tables, lists and code, against trafilatura."""
     from corpus.extract.charset import decode
 
     folders: list[Path] = arguments.texts or []

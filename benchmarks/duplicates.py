@@ -1,4 +1,4 @@
-"""Deduplication beside datasketch, rensa and datatrove, and the near duplicates that are found.
+"""Deduplication against datasketch, rensa and datatrove, and the near duplicates that are found.
 
     python -m benchmarks.corpus dedup
     python -m benchmarks.corpus datatrove --peer FOLDER
@@ -114,7 +114,7 @@ def our_dedup(source: Path, target: Path) -> Timed:
 
 
 def dedup(arguments: Namespace) -> Iterator[Row]:
-    """Deduplication beside datasketch, and its signatures beside rensa."""
+    """Deduplication against datasketch, and its signatures against rensa."""
     documents = with_copies(arguments.count)
     source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out"
     signatures = {"signatures: rensa": partial(rensa_signatures, source)} if find_spec("rensa") else {}
@@ -180,7 +180,7 @@ def _stages(commands: Mapping[str, Sequence[str | Path]]) -> Timed:
 
 
 def datatrove(arguments: Namespace) -> Iterator[Row]:
-    """Deduplication beside datatrove, both with their defaults: CPU time by stage, found copies."""
+    """Deduplication against datatrove, both with their defaults: CPU time by stage, found copies."""
     python, work = _install(arguments.peer), arguments.work
     documents = with_copies(arguments.count, SHARES)
     source = write_documents(work / "in/0000.jsonl.zst", documents)

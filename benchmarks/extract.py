@@ -126,7 +126,7 @@ def extracting(name: str, folder: Path) -> Timed:
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """HTML extraction beside trafilatura and newspaper, against a gold standard."""
+    """HTML extraction against trafilatura and newspaper, scored by gold texts."""
     folder = arguments.texts[0] if arguments.texts else Path("data/articles")
     articles = read_articles(folder)
     peers = ("trafilatura, fast", "trafilatura", packages_distributions()["newspaper"][0])

@@ -93,7 +93,7 @@ def _separate_attention(run: Run, workload: Workload, target: Machine) -> float:
 
 
 def measure(_arguments: Namespace) -> Iterator[Row]:
-    """Predicted steps beside published ones; the mean and the largest error of both sets."""
+    """Predicted against published steps; the mean and the largest error of both sets."""
     for run in RUNS:
         layout, (ours, theirs) = run.layout, predict(run)
         peak = layout.world_size * 1e12 * machine(run.gpu, {}).gpu.bfloat16_tflops

@@ -1,4 +1,4 @@
-"""An optimiser step: ours beside transformers and a plain loop like nanoGPT's.
+"""An optimiser step: ours against transformers and a plain loop like nanoGPT's.
 
 A step is forward, backward, clipping and fused AdamW, without dropout, on the same samples. Ours is
 the trainer's own step with reading its data; the peers are `transformers`' GPT2LMHeadModel (SDPA
@@ -236,7 +236,7 @@ def stepping(steps: Callable[[Job], Steps], job: Job) -> Timed:
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """An optimiser step beside transformers and a plain loop: tokens per second."""
+    """An optimiser step against transformers and a plain loop: tokens per second."""
     job = Job(arguments.work, size := SIZES[arguments.size])
     write_dataset(job)
     contenders = {name: partial(stepping, steps, job) for name, steps in CONTENDERS.items()}

@@ -21,7 +21,7 @@ from common.settings import GenerateSettings
 
 
 def generate(arguments: Namespace) -> Iterator[Row]:
-    """Greedy float32 text of 124M with random weights beside transformers; both cache keys.
+    """Greedy float32 text of 124M with random weights against transformers; both cache keys.
 
     A prompt of 32 tokens; the last rows continue 8 prompts in a batch, the first of them the same.
     """

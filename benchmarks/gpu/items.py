@@ -192,7 +192,7 @@ def machine(context: Context) -> Iterator[Row]:
 
 
 def kernels(context: Context) -> Iterator[Row]:
-    """Our kernels at 345M, micro-batch 32 (no tensor fits a cache), beside eager and compiled.
+    """Our kernels at 345M, micro-batch 32 (no tensor fits a cache), eager and compiled.
 
     The bytes of a kernel are the least that its forward and backward pass must move.
     """

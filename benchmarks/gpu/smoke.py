@@ -60,7 +60,7 @@ def build(context: Context) -> Iterator[Row]:
 
 
 def check(context: Context) -> Iterator[Row]:
-    """The results of each kernel beside PyTorch's; a line for each in the log."""
+    """The results of each kernel against PyTorch's; a line for each in the log."""
     finish(start("training.kernels", "check"))
     yield {"kernels": "as PyTorch"}
 
@@ -202,7 +202,7 @@ def write_run(folder: Path, context: Context, train: dict[str, Any]) -> tuple[Pa
 
 def main_job(context: Context) -> Iterator[Row]:
     """Train, kill, resume, compare with an undisturbed training; merge with proof; generate."""
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "4"  # two trainings at once, beside the other checks
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "4"  # two trainings and the other checks at once
     half = 10
     train = {"iterations": 2 * half, "save_interval": half, "deterministic": True}
     config, model = write_run(context.folder / "job/killed", context, train)
