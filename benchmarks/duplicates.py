@@ -180,7 +180,7 @@ def _stages(commands: Mapping[str, Sequence[str | Path]]) -> Timed:
 
 
 def datatrove(arguments: Namespace) -> Iterator[Row]:
-    """Deduplication against datatrove, both with their defaults: CPU time by stage, found copies."""
+    """Deduplication against datatrove, both with defaults: CPU time by stage, found copies."""
     python, work = _install(arguments.peer), arguments.work
     documents = with_copies(arguments.count, SHARES)
     source = write_documents(work / "in/0000.jsonl.zst", documents)

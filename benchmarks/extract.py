@@ -78,11 +78,12 @@ def _f1(scores: Sequence[Score]) -> str:
     return f"{overall(scores)[0]:.3f} ± {error:.3f}"
 
 
-def _reader(name: str) -> Callable[[Article], str]:
-    """The text that an extractor finds in a page; peers get it decoded."""
+def reader(name: str) -> Callable[[Article], str]:
+    """The text that an extractor finds in a page, empty if it fails; peers get the page decoded."""
     from corpus.extract.charset import decode
     from corpus.extract.extractors import extract, load_extractors
 
+    warnings.simplefilter("ignore")  # newspaper's date parser warns about every unknown time zone
     if name.startswith("ours: "):
         extractors = load_extractors([name.removeprefix("ours: ")])
         return lambda page: extract(page.body, "text/html", page.url, extractors).text
@@ -97,25 +98,14 @@ def _reader(name: str) -> Callable[[Article], str]:
 
     def read(page: Article) -> str:
         article = newspaper.Article(page.url, fetch_images=False)
-        article.download(input_html=decode(page.body, "text/html"))
-        article.parse()
+        try:
+            article.download(input_html=decode(page.body, "text/html"))
+            article.parse()
+        except Exception:  # newspaper3k fails on some pages
+            return ""
         return str(article.text)
 
     return read
-
-
-def reader(name: str) -> Callable[[Article], str]:
-    """The text that an extractor finds in a page, empty if it fails."""
-    read = _reader(name)
-    warnings.simplefilter("ignore")  # newspaper's date parser warns about every unknown time zone
-
-    def answer(article: Article) -> str:
-        try:
-            return read(article)
-        except Exception:  # newspaper3k fails on some pages: they have no result
-            return ""
-
-    return answer
 
 
 def extracting(name: str, folder: Path) -> Timed:
