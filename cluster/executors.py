@@ -15,7 +15,7 @@ from pathlib import Path
 import submitit
 
 from cluster import slurm
-from cluster.training_job import TrainingJob
+from cluster.training_job import TrainingJob, TrialJob
 from common.errors import ConfigError
 from common.settings import ClusterSettings, Experiment, Settings
 from training.planning.machines import processes_of
@@ -41,7 +41,7 @@ def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> "_Slur
     # submitit puts the pickle in its place after sbatch, unless it is killed in between
     pickle = shlex.quote(f"{logs}/") + '"$SLURM_JOB_ID"_submitted.pkl'
     setup += [f"[ -e {pickle} ] || cp {shlex.quote(str(pickle_of(job)))} {pickle}", *cluster.setup]
-    if job.module == TrainingJob.module:
+    if not isinstance(job, TrialJob):
         options = ["--folder", str(logs.parent), "--max-restarts", str(cluster.max_restarts)]
         setup.append(_JOB_END.format(command=shlex.join([sys.executable, "-m", "cluster.job_end", *options])))
     site = dict(option.removeprefix("--").partition("=")[::2] for option in slurm.site_options(cluster))

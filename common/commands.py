@@ -45,7 +45,6 @@ COMMANDS = {
     "training.evaluate": "training.evaluate",
     "training.generate": "training.generate",
     "training.trace": "workflow.provenance.trace",
-    "training.probe": "training.probe",
     "training.kernels": "training.kernels",
     "convert.merge_mp": "convert.merge_mp",
     "convert.verify": "convert.verify",

@@ -51,7 +51,6 @@ SKIPPED = {
     r"python -m convert\.from_megatron": "needs a new model; tests/convert/test_from_megatron.py has one",
     r"python -m workflow.demo\.build": "takes seconds; tests/workflow/demo/test_build.py runs it",
     r"python -m training\.kernels build": "needs nvcc; tests/training/kernels/test_library.py has a stand-in",
-    r"python -m training\.probe": "measures for seconds; tests/training/test_probe.py runs it",
     r"python -m cluster\.preflight": "two processes; tests/training/launch/test_preflight.py starts them",
     r"python -m cluster\.autotune": "measures for minutes; tests/cluster/test_autotune.py does that",
     r"python -m corpus\.blacklist .*(xz|RS_)": "tests/corpus/test_blacklist.py has dumps",
