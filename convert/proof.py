@@ -55,6 +55,10 @@ class Proof:
     tolerance: float = TOLERANCE
     layer_tolerance: float = LAYER_TOLERANCE
 
+    def __str__(self) -> str:
+        absolute, relative = self.largest_difference, self.relative_difference
+        return f"logits equal the source's within {absolute:.1e}, {relative:.1e} of the largest"
+
 
 @torch.no_grad()
 def source_outputs(source: Source, dtype: torch.dtype | None = None) -> list[tuple[str, Tensor]]:

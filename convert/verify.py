@@ -16,8 +16,8 @@ from pathlib import Path
 from zipfile import ZipFile, is_zipfile
 
 from common import cli
-from convert import arguments as flags
-from convert.arguments import Options
+from convert.arguments import Options, add_options, options_of
+from convert.command import SOURCE
 
 
 def check(path: Path, options: Options | None = None) -> Iterator[str]:
@@ -66,10 +66,10 @@ def _has_no_checksum(file: Path) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("convert.verify", __doc__)
-    parser.add_argument("checkpoint", type=cli.checkpoint_path, metavar="FOLDER", help=flags.SOURCE)
-    flags.add_options(parser)
+    parser.add_argument("checkpoint", type=cli.checkpoint_path, metavar="FOLDER", help=SOURCE)
+    add_options(parser)
     arguments = parser.parse_args(argv)
-    for line in check(arguments.checkpoint, flags.options(arguments)):
+    for line in check(arguments.checkpoint, options_of(arguments)):
         print(line)
     return 0
 

@@ -1,12 +1,14 @@
 """Find the checkpoint that a path means, and detect its format."""
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, InputError
 from convert.arguments import Options
 from convert.sources.source import Source
+from training.huggingface.tokenizer import read_tokenizer
 
 # in the order in which they are asked; each module has `matches(folder)` and `open_folder(folder, options)`
 _FORMATS = ("ours", "torch_dist", "deepspeed", "megatron", "huggingface", "nanogpt", "llmc")
@@ -17,11 +19,18 @@ _SHOWN = 8  # candidates listed in a message
 def open_source(path: Path, options: Options | None = None) -> Source:
     """The checkpoint in `path`: a run, an iteration, a tag, a Hugging Face folder, or one of llm.c's files.
 
-    Raises CheckpointError of one line if there is none, or if what is there cannot be understood.
+    Raises CheckpointError of one line if there is none, or if it cannot be understood, InputError if the folder of
+    `options.tokenizer` has no tokenizer.
     """
+    options, tokenizer = options or Options(), None
+    if options.tokenizer is not None:
+        tokenizer = read_tokenizer(options.tokenizer)
+        if tokenizer is None:
+            raise InputError(f"{options.tokenizer}: has no tokenizer.json, and no vocab.json with merges.txt")
+        options = replace(options, vocab_size=options.vocab_size or tokenizer.vocab_size)
     folder = _locate(path)
     try:
-        source: Source = _format_of(folder).open_folder(folder, options or Options())
+        source: Source = _format_of(folder).open_folder(folder, options)
     except CheckpointError as error:  # those about a tensor do not know where it lies
         named = str(error).startswith((str(folder), str(folder.resolve().parent)))
         raise error if named else CheckpointError(f"{folder}: {error}") from None
@@ -29,7 +38,7 @@ def open_source(path: Path, options: Options | None = None) -> Source:
         raise CheckpointError(
             f"{error.filename or folder}: cannot be read ({error.strerror or error}); copy every file of the save"
         ) from None
-    return source
+    return source if tokenizer is None else replace(source, tokenizer=tokenizer, tokenizer_files=())
 
 
 def _format_of(folder: Path) -> Any:

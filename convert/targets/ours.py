@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.settings import TrainSettings
+from common.errors import CheckpointError
+from common.settings import Experiment, TrainSettings
 from convert.assemble import assemble
 from convert.sources.source import Source
 from training import checkpoint
@@ -14,6 +15,40 @@ from training.checkpoint import Progress, Replicas, SavedRun, Shard
 from training.moments import ADAMW, moments_of
 from training.planning.run import Plan
 from training.tensors import leaf_of
+
+
+def check_fits(source: Source, experiment: Experiment, name: str) -> None:
+    """Raises CheckpointError if our GPT-2 with the settings of the model `name` is not the source's model."""
+    theirs, ours = source.model, experiment.model
+    for key, size, flag in (
+        ("n_layer", theirs.n_layer, ""),
+        ("n_head", theirs.n_head, ", or give --num-heads"),
+        ("n_embd", theirs.n_embd, ""),
+        ("seq_len", theirs.n_positions, ""),
+        ("vocab_size", theirs.vocab_size, ", or give --vocab-size"),
+    ):
+        if size != (wanted := getattr(ours, key)):
+            raise CheckpointError(
+                f"{source.path}: has {key} {size}, but models.{name}.model.{key} is {wanted}; set it to {size}{flag}"
+            )
+    for what, value, trained in (
+        ("MLP width", theirs.n_inner, 4 * ours.n_embd),
+        ("activation", theirs.activation.replace("gelu_pytorch_tanh", "gelu_new"), "gelu_new"),
+        ("LayerNorm epsilon", theirs.layer_norm_epsilon, 1e-5),
+        ("tied head", theirs.tied, True),
+    ):
+        if value != trained:
+            raise CheckpointError(f"{source.path}: {what} is {value}; this toolkit trains {trained} only")
+
+
+def describe_moments(source: Source, optimizer: str) -> str:
+    """Whether `write` converts the source's moments for `optimizer`, in words."""
+    if not source.has_moments(optimizer):
+        return f"no optimiser state for {optimizer}: it starts from zero, and the learning rate with its warm-up"
+    state = f"optimiser state for {optimizer} after {source.step} steps"
+    if source.estimated and optimizer == "muon":
+        state += f" (the second moment of {', '.join(source.estimated)}, which Muon updated there, is estimated)"
+    return state
 
 
 def write(source: Source, folder: Path, plan: Plan) -> Path:
