@@ -1,11 +1,11 @@
 """The command around a target: shared options, the source, and an output that appears only after its proof.
 
-    parser = cli.parser("convert.to_x", __doc__)
-    command.add_source(parser)
-    command.add_output(parser)
-    arguments = parser.parse_args(argv)
-    source = command.open_source(arguments.checkpoint, options_of(arguments), arguments.output)
-    print(command.write_folder(source, arguments.output, write))   # write(folder) -> (description, proof)
+parser = cli.parser("convert.to_x", __doc__)
+command.add_source(parser)
+command.add_output(parser)
+arguments = parser.parse_args(argv)
+source = command.open_source(arguments.checkpoint, options_of(arguments), arguments.output)
+print(command.write_folder(source, arguments.output, write))   # write(folder) -> (description, proof)
 """
 
 import argparse

@@ -122,6 +122,17 @@ def enum_member(value: Any) -> str | None:
     return str(value.args[1]) if is_member else None
 
 
+def number_in(*values: Any) -> int | None:
+    """The first integer among values that are stored as themselves, as a tensor, or as the member of an enumeration."""
+    for value in values:
+        plain = next(iter(value.args), None) if isinstance(value, Placeholder) else value
+        if isinstance(plain, StoredTensor):
+            plain = plain.read().item() if math.prod(plain.shape) == 1 else None
+        if isinstance(plain, int | float) and not isinstance(plain, bool):
+            return int(plain)
+    return None
+
+
 def once(compare: Callable[[Path], None], path: Path) -> Callable[[], None]:
     """A check that all tensors of a file share: the first call runs `compare`, and other threads wait for it."""
     lock, done = Lock(), False

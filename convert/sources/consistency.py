@@ -27,33 +27,27 @@ Grid = list[list[Path]]
 """The files of one kind by row and column, such as pipeline stage and tensor rank."""
 
 
-def file_error(path: Path, problem: object) -> CheckpointError:
-    """One line that names the file."""
-    return CheckpointError(f"{path}: {problem}")
-
-
 def grid(paths: Iterable[Path], pattern: re.Pattern[str], *, sparse: bool = False) -> Grid:
     """The paths whose names match, by the numbers of the groups `row` and `column` (0 if absent).
 
-    Raises CheckpointError naming a file that is missing (in `sparse` rows whole ones may be) or twice there.
+    Raises CheckpointError naming a file that is missing (`sparse`: whole rows may be missing) or is there twice.
     """
-    found: dict[tuple[int, int], Path] = {}
+    by_rank: dict[tuple[int, int], Path] = {}
     for path in sorted(paths):
         if match := pattern.fullmatch(path.name):
-            place = int(match["row"] or 0), int(match["column"] or 0)
-            if place in found:
-                raise file_error(path, f"is of the same rank as {found[place].name}; remove that of the other save")
-            found[place] = path
-    if not found:
+            rank = int(match["row"] or 0), int(match["column"] or 0)
+            if (other := by_rank.setdefault(rank, path)) != path:
+                raise CheckpointError(f"{path}: is of the same rank as {other.name}; remove that of the other save")
+    if not by_rank:
         return []
-    example = next(iter(found.values()))
-    rows, columns = sorted({row for row, _ in found}), range(1 + max(column for _, column in found))
+    example = next(iter(by_rank.values()))
+    rows, columns = sorted({row for row, _ in by_rank}), range(1 + max(column for _, column in by_rank))
     rows = rows if sparse else list(range(rows[-1] + 1))
     for row in rows:
         for column in columns:
-            if (row, column) not in found:
-                raise file_error(_sibling(example, pattern, row, column), f"missing; {CURE}")
-    return [[found[row, column] for column in columns] for row in rows]
+            if (row, column) not in by_rank:
+                raise CheckpointError(f"{_sibling(example, pattern, row, column)}: missing; {CURE}")
+    return [[by_rank[row, column] for column in columns] for row in rows]
 
 
 def check_count(
@@ -61,24 +55,25 @@ def check_count(
 ) -> None:
     """Raises CheckpointError naming a file unless there are as many rows or columns as was recorded."""
     count = len(files) if axis == "row" else len(files[0])
-    row, column = (min(count, expected or 0), 0) if axis == "row" else (0, min(count, expected or 0))
-    if expected is not None and expected > count:
-        raise file_error(_sibling(files[0][0], pattern, row, column), f"missing of {expected} {what}; {CURE}")
-    if expected is not None and expected < count:
-        raise file_error(files[row][column], f"the save has {expected} {what}; remove this file of another save")
+    if expected in (None, count):
+        return
+    first = min(count, expected or 0)  # the first file that is missing, or too many
+    row, column = (first, 0) if axis == "row" else (0, first)
+    if first == count:
+        raise CheckpointError(f"{_sibling(files[0][0], pattern, row, column)}: missing of {expected} {what}; {CURE}")
+    raise CheckpointError(f"{files[row][column]}: the save has {expected} {what}; remove this file of another save")
 
 
 def check_alike(files: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
     """Raises CheckpointError naming a file that differs from the first in values that all files of a save share."""
     first: tuple[Path, Mapping[str, Any]] | None = None
-    for path, said in files:
-        first = first or (path, said)
+    for path, values in files:
+        first = first or (path, values)
         for what, expected in first[1].items():
-            if said[what] != expected:
-                raise file_error(
-                    path,
-                    f"{what} is {said[what]}, but {expected} in {first[0]}; the files do not belong together: {CURE}, "
-                    "and of no other",
+            if values[what] != expected:
+                raise CheckpointError(
+                    f"{path}: {what} is {values[what]}, but {expected} in {first[0]}; the files do not belong "
+                    f"together: {CURE}, and of no other"
                 )
 
 
@@ -87,7 +82,9 @@ def iteration_of(folder: Path, recorded: int | None) -> int | None:
     named = re.fullmatch(r"(iter_|global_step)(\d+)", folder.name)
     if named and recorded not in (None, int(named[2])):
         name = f"{named[1]}{recorded:0{7 if named[1] == 'iter_' else 0}d}"
-        raise file_error(folder, f"its files are of iteration {recorded}; rename it to {name} if nothing is missing")
+        raise CheckpointError(
+            f"{folder}: its files are of iteration {recorded}; rename it to {name} if nothing is missing"
+        )
     return int(named[2]) if named else recorded
 
 

@@ -15,17 +15,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from common.errors import CheckpointError
 from common.tokenizer import Tokenizer
 from convert.arguments import Options
 from convert.megatron_args import check_ranks, read_args
-from convert.pt import fields, flatten, load_pt
+from convert.pt import fields, flatten, load_pt, number_in
 from convert.sources.consistency import (
     CURE,
+    Grid,
     check_agreement,
     check_alike,
     check_count,
     check_distinct,
-    file_error,
     grid,
     iteration_of,
 )
@@ -33,7 +34,7 @@ from convert.sources.huggingface import recorded_in
 from convert.sources.names import Name, module_of, translate
 from convert.sources.ranks import architecture, join_ranks, join_stages, qkv_order, tie_head
 from convert.sources.source import Recorded, Sharded, Source, whole
-from convert.sources.zero import Partition, cut, number_in, read_partition
+from convert.sources.zero import Partition, cut, read_partition
 from training.checkpoint.files import StoredTensor
 from training.huggingface.config import CONFIG, read_raw_config
 from training.huggingface.tokenizer import read_tokenizer
@@ -60,16 +61,22 @@ class _Save:
     models: Sequence[Sequence[State]]
     """The content of the model files; of one data rank below ZeRO 3."""
     partitions: Sequence[Sequence[Partition]]
+    """The content of the optimizer files."""
     layers: Mapping[int, Sequence[Mapping[str, Sharded]]]
     """The tensors of the pipeline's modules: by number of the layer, then by tensor rank."""
     files: Sequence[Path]
-    stage: int
-    """The ZeRO stage."""
 
     @property
     def state(self) -> State:
         """The first model file; empty if there is none."""
         return self.models[0][0] if self.models else {}
+
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage."""
+        if self.partitions:
+            return self.partitions[0][0].stage
+        return 3 if self.files[0].name.startswith("zero_pp") else 0
 
     @property
     def tensor_ranks(self) -> int:
@@ -102,9 +109,9 @@ def open_folder(folder: Path, options: Options) -> Source:
     save = _open(folder)
     state, shards, model_weights = save.state, save.tensor_ranks, _model_weights(save)
     optimizer_weights, notes = _optimizer_weights(save)
-    if save.stage == 3 and not optimizer_weights:
-        raise file_error(folder, f"ZeRO 3 without float32 weights in *_optim_states.pt; {CURE}")
     master_weights = optimizer_weights.get("", ())
+    if save.stage == 3 and not master_weights:
+        raise CheckpointError(f"{folder}: ZeRO 3 without float32 weights in *_optim_states.pt; {CURE}")
     keys = (key for _, ranks in (*model_weights, *master_weights) for rank in ranks for key in rank)
     names = translate(keys, fields(state.get("shared_params")))  # none below ZeRO 1
     megatron = not any(name.family == "transformers" for name in names.values() if name.layer is not None)
@@ -122,16 +129,15 @@ def open_folder(folder: Path, options: Options) -> Source:
     first = save.partitions[0][0] if save.partitions else None
     deepspeed_version = state.get("ds_version") or (first and first.version)
     types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
-    is_2019 = any(map(_2019.fullmatch, names))
     args = fields(state.get("args"))
-    qkv_version = 0 if not megatron else number_in(state.get("checkpoint_version", args.get("checkpoint_version")))
+    qkv_version = number_in(state.get("checkpoint_version"), args.get("checkpoint_version")) if megatron else 0
     iteration, samples = _progress(folder, state)
     return Source(
         path=folder,
         layout=f"DeepSpeed {deepspeed_version or 'of unknown version'}, {save.layout}, names of "
         f"{'Megatron' if megatron else 'transformers'}, {' and '.join(types)} {'masters' if masters else 'weights'}",
         model=model,
-        qkv=qkv_order(qkv_version, options, shards, default=0 if is_2019 else None),
+        qkv=qkv_order(qkv_version, options, shards, default=0 if any(map(_2019.fullmatch, names)) else None),
         tensors=tensors,
         files=tuple(save.files),
         conv1d=conv1d,
@@ -151,62 +157,78 @@ def open_folder(folder: Path, options: Options) -> Source:
 
 
 def _open(folder: Path) -> _Save:
-    """Open every file. Raises CheckpointError naming one that is missing, damaged or of another save."""
+    """Open every file. Raises CheckpointError naming one that is missing, damaged or of another save.
+
+    Model files come first: the ranks that they record tell which optimizer files there are, and the parameters that
+    they list tell which layer files there are.
+    """
     model_files, optimizer_files, layer_files = (
         grid(folder.iterdir(), kind, sparse=kind is _LAYER) for kind in (_MODEL, _OPTIMIZER, _LAYER)
     )
     if not model_files and (optimizer_files or not layer_files):
-        raise file_error(folder / "mp_rank_00_model_states.pt", f"missing; {CURE}")
-    states = {path: _open_state(path) for row in model_files for path in row}
-    models = [[states[path] for path in row] for row in model_files]
-    partitions = [[read_partition(path) for path in row] for row in optimizer_files]
-    stage = partitions[0][0].stage if partitions else 3 if models and "zero_pp" in model_files[0][0].name else 0
-    check_alike(
-        (path, {"module": "module" in state} | {key: _plain(state.get(key)) for key in _SAME})
-        for path, state in states.items()
-    )
-    if models:
-        check_count(model_files, _MODEL, "row", number_in(models[0][0].get("mp_world_size")), "mp_rank files")
-    if partitions:
-        check_count(optimizer_files, _OPTIMIZER, "row", len(model_files), "mp_rank files")
-        check_count(optimizer_files, _OPTIMIZER, "column", partitions[0][0].ranks, "data ranks")
-        if stage == 3:
-            check_count(model_files, _MODEL, "column", len(optimizer_files[0]), "data ranks")
-        check_alike((one.path, one.shared) for row in partitions for one in row)
-    layers = {_number(row[0]): [dict(_tensors_in(_open_state(path))) for path in row] for row in layer_files}
-    for number in {module_of(key) for ranks in models for group in _param_shapes(ranks[0]) for key in group}:
-        if layers and number is not None and number not in layers:
-            raise file_error(folder / f"layer_{number:02d}-model_00-model_states.pt", f"missing; {CURE}")
+        raise CheckpointError(f"{folder}/mp_rank_00_model_states.pt: missing; {CURE}")
+    models = _open_models(model_files)
+    partitions = _open_partitions(optimizer_files, model_files)
+    layers = _open_layers(layer_files, models)
     files = [path for row in (*model_files, *optimizer_files, *layer_files) for path in row]
-    save = _Save(models, partitions, layers, files, stage)
-    rank_args = [
-        (path, fields(states[path].get("args")), (rank % save.tensor_ranks, rank // save.tensor_ranks))
-        for rank, row in enumerate(model_files)
-        for path in row
-    ]
+    save, rank_args = _Save(models, partitions, layers, files), []
+    for rank, (paths, states) in enumerate(zip(model_files, models, strict=True)):
+        place = rank % save.tensor_ranks, rank // save.tensor_ranks
+        rank_args += [(path, fields(state.get("args")), place) for path, state in zip(paths, states, strict=True)]
     check_ranks(rank_args, save.tensor_ranks, save.pipeline)
     return save
 
 
+def _open_models(files: Grid) -> list[list[State]]:
+    """The content of the model files, which share versions, counters and numbers of ranks."""
+    models = [[_open_state(path) for path in row] for row in files]
+    check_alike(
+        (path, {"module": "module" in state} | {key: _plain(state.get(key)) for key in _SAME})
+        for paths, states in zip(files, models, strict=True)
+        for path, state in zip(paths, states, strict=True)
+    )
+    if models:
+        check_count(files, _MODEL, "row", number_in(models[0][0].get("mp_world_size")), "mp_rank files")
+    return models
+
+
+def _open_partitions(files: Grid, model_files: Grid) -> list[list[Partition]]:
+    """The content of the optimizer files: one per data rank, for each model-parallel rank."""
+    partitions = [[read_partition(path) for path in row] for row in files]
+    if partitions:
+        first = partitions[0][0]
+        check_count(files, _OPTIMIZER, "row", len(model_files), "mp_rank files")
+        check_count(files, _OPTIMIZER, "column", first.ranks, "data ranks")
+        if first.stage == 3:  # here each data rank has a model file, too
+            check_count(model_files, _MODEL, "column", len(files[0]), "data ranks")
+        check_alike((partition.path, partition.shared) for row in partitions for partition in row)
+    return partitions
+
+
+def _open_layers(files: Grid, models: Sequence[Sequence[State]]) -> dict[int, list[dict[str, Sharded]]]:
+    """The tensors of the layer files by number; the numbers have gaps, but no module with parameters is missing."""
+    layers = {
+        int(re.findall(r"\d+", row[0].name)[0]): [dict(_tensors_in(_open_state(path))) for path in row] for row in files
+    }
+    parameters = (key for ranks in models for group in _param_shapes(ranks[0]) for key in group)
+    modules = {number for key in parameters if (number := module_of(key)) is not None}
+    for number in sorted(modules - layers.keys()) if layers else ():
+        raise CheckpointError(f"{files[0][0].parent}/layer_{number:02d}-model_00-model_states.pt: missing; {CURE}")
+    return layers
+
+
 def _open_state(path: Path) -> State:
-    """The content of a file. Raises CheckpointError if it holds none."""
+    """The content of a file. Raises CheckpointError if it is empty, or split by DeepSpeed's AutoTP."""
     state = fields(load_pt(path))
     ranks = fields(fields(state.get("ds_config")).get("tensor_parallel")).get("autotp_size")
     if isinstance(ranks, int) and ranks > 1:
-        raise file_error(
-            path,
-            f"split over {ranks} ranks by DeepSpeed's AutoTP, whose order of rows is not recorded; save it with "
-            "engine.save_16bit_model, which joins the ranks",
+        raise CheckpointError(
+            f"{path}: split over {ranks} ranks by DeepSpeed's AutoTP, whose order of rows is not recorded; save it "
+            "with engine.save_16bit_model, which joins the ranks"
         )
     if not state:
-        raise file_error(path, "holds no dict of values; copy it again from the run")
+        raise CheckpointError(f"{path}: holds no dict of values; copy it again from the run")
     return state
-
-
-def _number(path: Path) -> int:
-    match = _LAYER.fullmatch(path.name)
-    assert match is not None
-    return int(match["row"])
 
 
 def _plain(value: Any) -> Any:
@@ -297,13 +319,8 @@ def _read_recorded(folder: Path, state: State, options: Options, megatron: bool)
 
 def _progress(folder: Path, state: State) -> tuple[int | None, int | None]:
     """Iterations and consumed samples, None where they are not recorded."""
-    iteration = iteration_of(folder, _first_number(state.get("iteration"), state.get("global_steps")))
+    iteration = iteration_of(folder, number_in(state.get("iteration"), state.get("global_steps")))
     if iteration is None and (number := re.search(r"\d+$", folder.name)):
         iteration = int(number[0])
-    args = fields(state.get("args"))
-    samples = (state.get("consumed_train_samples"), args.get("consumed_train_samples"))
-    return iteration, _first_number(*samples, state.get("global_samples"))  # the last: steps x global batch size
-
-
-def _first_number(*values: Any) -> int | None:
-    return next((number for value in values if (number := number_in(value)) is not None), None)
+    samples = state.get("consumed_train_samples"), fields(state.get("args")).get("consumed_train_samples")
+    return iteration, number_in(*samples, state.get("global_samples"))  # the last: steps x global batch size

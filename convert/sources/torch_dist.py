@@ -17,13 +17,12 @@ from common.errors import CheckpointError, InputError
 from common.files import read_json
 from convert.arguments import Options
 from convert.megatron_args import json_args, number, read_args
-from convert.pt import fields, load_pt
-from convert.sources.consistency import file_error, iteration_of
+from convert.pt import fields, load_pt, number_in
+from convert.sources.consistency import iteration_of
 from convert.sources.dcp import Dcp
 from convert.sources.names import Name, parse
 from convert.sources.ranks import architecture, qkv_order
 from convert.sources.source import Sharded, Source
-from convert.sources.zero import number_in
 from training.moments import ADAMW, NAMES
 
 _COMMON = "common_state/"
@@ -46,10 +45,9 @@ def open_folder(folder: Path, options: Options) -> Source:
     """
     backend = _backend(folder).get("sharded_backend", "torch_dist")
     if backend != "torch_dist":
-        raise file_error(
-            folder / "metadata.json",
-            f"saved by the backend {backend!r}; only torch_dist is read: load it with the Megatron-LM that wrote it, "
-            "and save it with --ckpt-format torch_dist",
+        raise CheckpointError(
+            f"{folder}/metadata.json: saved by the backend {backend!r}; only torch_dist is read: load it with the "
+            "Megatron-LM that wrote it, and save it with --ckpt-format torch_dist"
         )
     dcp = Dcp(folder)
     common = _read_common(dcp)
@@ -62,7 +60,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     shapes = {(name.leaf, name.layer): dcp.shapes[key] for key, name in kinds[""].items()}
     masters = _load(dcp, {key: name for kind in _MASTERS for key, name in kinds[kind].items()}, shapes)
     moments = {kind: _load(dcp, kinds[kind], shapes) for kind in ADAMW}
-    used = {name: one for name, one in masters.items() if name in weights and one.shape == weights[name].shape}
+    used = {name: kept for name, kept in masters.items() if name in weights and kept.shape == weights[name].shape}
     tensors = weights | used
     if used:
         notes.append(f"weights are the optimizer's float32 masters ({len(used)} of {len(tensors)} tensors)")
@@ -117,16 +115,17 @@ def _read_common(dcp: Dcp) -> Mapping[str, Any]:
 
 
 def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:
-    """The keys of weights (""), moments and masters, and notes about what is left."""
+    """The keys of weights (""), moments and masters, and notes about the optimizer state that is left out."""
     kinds: dict[str, dict[str, Name]] = {kind: {} for kind in ("", *ADAMW, *_MASTERS)}
     flat, left = any("optimizer.distributed." in key for key in dcp.objects), set[str]()
     for key in dcp.shapes:
         kind, bare = "", key
-        if found := _OPTIMIZER.fullmatch(key):
-            if found[1] is None:
+        if match := _OPTIMIZER.fullmatch(key):
+            state, bare = match.groups()
+            if state is None:
                 flat = True
                 continue
-            kind, bare = NAMES.get(found[1], found[1]), found[2]
+            kind = NAMES.get(state, state)
             if kind not in kinds:
                 left.add(kind)
                 continue
@@ -135,7 +134,7 @@ def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:
         try:
             name = parse(bare)
         except KeyError:
-            raise file_error(dcp.folder / ".metadata", f"unknown tensor {key!r}: no GPT-2 has it") from None
+            raise CheckpointError(f"{dcp.folder}/.metadata: unknown tensor {key!r}: no GPT-2 has it") from None
         if name is not None:
             kinds[kind][key] = name
     notes = ["optimizer state that is not stored per parameter (flat buffers) is left"] if flat else []
@@ -150,23 +149,22 @@ def _load(
     tensors: dict[str, Sharded] = {}
     for key, name in keys.items():
         tensor = dcp.sharded(key, (shapes or {}).get((name.leaf, name.layer)))
+        named = {name.ours(): tensor}
         if name.stacked:
-            found = {f"h.{layer}.{name.leaf}": one for layer, one in enumerate(tensor.layers())}
-        else:
-            found = {name.ours(): tensor}
-        if twice := found.keys() & tensors.keys():
+            named = {f"h.{layer}.{name.leaf}": part for layer, part in enumerate(tensor.layers())}
+        if twice := named.keys() & tensors.keys():
             raise CheckpointError(f"tensor {key!r} is there twice, under another key as well: {min(twice)}")
-        tensors |= found
+        tensors |= named
     return tensors
 
 
 def _step(common: Mapping[str, Any]) -> int | None:
-    """The optimizer's steps, where its kinds keep them; of chained ones, by number, the first that counts them."""
+    """The optimizer's steps: the first count in it, or in one of its chained optimizers, which have numbers."""
     outer = fields(common.get("optimizer"))
-    found: list[Any] = []
+    counts: list[Any] = []
     for chained in [outer, *(fields(each) for key, each in outer.items() if isinstance(key, int))]:
         inner = fields(chained.get("optimizer")) or chained
         groups = inner.get("param_groups")
-        found.append(fields(inner.get("state")).get("common_step"))
-        found += [fields(group).get("step") for group in groups] if isinstance(groups, list) else []
-    return next((step for value in found if (step := number_in(value)) is not None), None)
+        counts.append(fields(inner.get("state")).get("common_step"))
+        counts += [fields(group).get("step") for group in groups] if isinstance(groups, list) else []
+    return number_in(*counts)
