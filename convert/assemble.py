@@ -1,26 +1,27 @@
 """Assembles whole tensors of a source in a writer's layout, and prefetches the next ones."""
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial, reduce
+from functools import reduce
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
+from common.workers import threaded_map
 from convert.sources.consistency import check_distinct
 from convert.sources.source import QKV, Sharded, Source
 from training import tensors
 
+Item = TypeVar("Item")
 OURS = QKV(3)
 """The order of our own checkpoints: [head, (q, k, v), dim]."""
 HUGGING_FACE = QKV(0)
 """[(q, k, v), head, dim]."""
 _BAND = 1 << 19  # elements that are read and transposed at a time: they stay in the cache
-_AHEAD = 4  # tensors: matrices and biases alternate, so that there are two matrices among them
+_IN_FLIGHT = 5  # tensors: matrices and biases alternate, so at most three of them are matrices
 
 
 def assemble(
@@ -87,28 +88,22 @@ def prefetched(source: Source, wanted: Mapping[str, torch.dtype], *, qkv: QKV, c
     finite value is infinite in that type.
     """
 
-    def make(name: str, dtype: torch.dtype) -> Tensor:
-        tensor = assemble(source, name, qkv=qkv, conv1d=conv1d, dtype=dtype)
+    def make(name: str) -> Tensor:
+        tensor = assemble(source, name, qkv=qkv, conv1d=conv1d, dtype=wanted[name])
         _check_range(source, name, tensor)
         return tensor
 
-    return prefetch((partial(make, *item) for item in wanted.items()), _AHEAD)
+    return prefetch(make, wanted, _IN_FLIGHT)
 
 
-def prefetch(calls: Iterable[Callable[[], Tensor]], count: int) -> Iterator[Tensor]:
-    """The results of `calls`, in order, prefetched by a thread that computes up to `count` in advance."""
-    started: deque[Future[Tensor]] = deque()
-    # one thread for its operations, too: more would compete with the caller
-    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        try:
-            for call in calls:
-                started.append(pool.submit(call))
-                if len(started) > count:
-                    yield started.popleft().result()
-            while started:
-                yield started.popleft().result()
-        finally:  # after an error of the caller, too
-            pool.shutdown(cancel_futures=True)
+def prefetch(function: Callable[[Item], Tensor], items: Iterable[Item], in_flight: int) -> Iterator[Tensor]:
+    """`map(function, items)`, computed by a thread: the next tensor, and others up to `in_flight` in all."""
+
+    def on_one_core(item: Item) -> Tensor:
+        torch.set_num_threads(1)  # of this thread: more would compete with the caller
+        return function(item)
+
+    return threaded_map(on_one_core, items, 1, in_flight)
 
 
 def widest_dtype(source: Source) -> torch.dtype:

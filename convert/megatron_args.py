@@ -16,6 +16,7 @@ from convert.pt import Placeholder, enum_member
 from convert.sources.consistency import CURE
 from convert.sources.ranks import GPT2_VOCABULARY, VOCABULARY_STEP
 from convert.sources.source import Recorded, Source
+from training.parallel.sizes import padded_vocab_size
 
 # settings that change the arithmetic, and the values of a GPT-2; a setting that is not recorded is not checked
 _GPT2: Mapping[str, tuple[Any, ...]] = {
@@ -124,11 +125,6 @@ def check_ranks(files: Sequence[tuple[Path, Mapping[str, Any], tuple[int, int]]]
             )
 
 
-def padded_rows(source: Source, tp: int) -> int:
-    """Rows of the embedding over all tensor ranks."""
-    return -(-source.model.vocab_size // (VOCABULARY_STEP * tp)) * VOCABULARY_STEP * tp
-
-
 def check_split(source: Source, tp: int, pp: int) -> None:
     """Raises CheckpointError naming the size that the ranks do not divide."""
     model = source.model
@@ -158,7 +154,7 @@ def args_of(source: Source, tp: int, pp: int, ckpt_format: str = "torch") -> dic
         "seq_length": model.n_positions,
         "encoder_seq_length": model.n_positions,
         "vocab_size": model.vocab_size,
-        "padded_vocab_size": padded_rows(source, tp),
+        "padded_vocab_size": padded_vocab_size(model.vocab_size, tp),
         "make_vocab_size_divisible_by": VOCABULARY_STEP,
         "tokenizer_type": "GPT2BPETokenizer" if model.vocab_size == GPT2_VOCABULARY else None,
         # GPT-2's arithmetic
@@ -227,9 +223,10 @@ def _activation(args: Mapping[str, Any], options: Options) -> tuple[str, tuple[s
     if args.get("openai_gelu") is True or args.get("bias_gelu_fusion"):
         return "gelu_new", ()
     if args.get("bias_gelu_fusion") is not False and "openai_gelu" not in args:
-        return "gelu_new", ("activation is not recorded: gelu_new (tanh) assumed (--activation decides)",)
+        return "gelu_new", ("GELU is not recorded: the tanh form, GPT-2's, is assumed (--activation decides)",)
     return "gelu", (
-        "activation is gelu (erf), because args.bias_gelu_fusion and args.openai_gelu are off (--activation decides)",
+        "GELU is the erf form, as args.bias_gelu_fusion and args.openai_gelu are off; GPT-2's is the tanh form "
+        "(--activation decides)",
     )
 
 

@@ -15,7 +15,6 @@ be exchanged and the logits hardly move) and names the layer that is wrong.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -197,7 +196,7 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
         part = stored(name)
         count, *widths = part.get_shape()
         ends = [*range(0, last or count, max(1, _BAND // math.prod(widths))), last or count]
-        return prefetch((partial(read, part, *at) for at in pairwise(ends)), 2)
+        return prefetch(lambda rows: read(part, *rows), pairwise(ends), 3)
 
     def vector(name: str) -> Tensor:
         return read(stored(f"transformer.{name}"), 0)

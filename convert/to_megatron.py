@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     source = command.open_source(arguments.checkpoint, options_of(arguments), arguments.output)
     form, tp, pp = arguments.format, arguments.tp, arguments.pp
     if source.model.activation == "gelu":
-        note("GELU is the erf form: train with --no-bias-gelu-fusion, because Megatron-LM's default is the tanh form")
+        note("Megatron-LM's default is the tanh form of GELU: train this model with --no-bias-gelu-fusion")
 
     def write(folder: Path) -> tuple[str, "Proof"]:
         from convert.proof import prove_source

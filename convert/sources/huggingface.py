@@ -141,7 +141,11 @@ def recorded_in(config: Mapping[str, Any], options: Options, place: str = CONFIG
     sizes = {key: config[key] for key in ("n_layer", "n_embd", "n_positions") if config.get(key)}
     n_inner = config.get("n_inner") or 4 * config.get("n_embd", 0)
     dropouts = [config.get(key, 0.1) for key in DROPOUTS]
-    kept = f"of the dropout probabilities in {place}, {DROPOUTS[0]}'s {dropouts[0]} is kept for all"
+    activation, notes = config.get("activation_function"), ()
+    if activation == "gelu":
+        notes += (f"GELU is the erf form, as {place} says; GPT-2's is the tanh form",)
+    if len(set(dropouts)) > 1:
+        notes += (f"of the dropout probabilities in {place}, {DROPOUTS[0]}'s {dropouts[0]} is kept for all",)
     return Recorded(
         n_head=options.num_heads or config.get("n_head"),
         vocab_size=options.vocab_size or config.get("vocab_size"),
@@ -149,9 +153,9 @@ def recorded_in(config: Mapping[str, Any], options: Options, place: str = CONFIG
             key: (f"{place}'s {key}", size) for key, size in (sizes | ({"n_inner": n_inner} if n_inner else {})).items()
         },
         constants={
-            "activation": config.get("activation_function") or options.activation or ACTIVATIONS[0],
+            "activation": activation or options.activation or ACTIVATIONS[0],
             "layer_norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
             "dropout": dropouts[0],
         },
-        notes=(kept,) if len(set(dropouts)) > 1 else (),
+        notes=notes,
     )

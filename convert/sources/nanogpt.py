@@ -7,6 +7,7 @@ With `bias` False in model_args, linear layers and norms have no biases; GPT-2 h
 Source: train.py and model.py of https://github.com/karpathy/nanoGPT
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ from training.tensors import leaf_of
 _FILE = "ckpt.pt"
 _ZEROS = Path("/dev/zero")  # a file of as many zeros as are read
 _SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "block_size": "n_positions"}
-_GELU = "GELU is taken as the exact form, nanoGPT's since May 2023 (--activation gelu_new for an older training)"
+_GELU = (
+    "GELU is taken as the erf form, nanoGPT's since May 2023; GPT-2's is the tanh form (--activation gelu_new for an "
+    "older training)"
+)
 
 
 def matches(folder: Path) -> bool:
@@ -52,8 +56,8 @@ def open_folder(folder: Path, options: Options) -> Source:
                 tensors.setdefault(f"{name.removesuffix('weight')}bias", whole(zeros))
     config: dict[str, Any] = {theirs: size for ours, theirs in _SIZES.items() if (size := number(args, ours))}
     config |= dict.fromkeys(DROPOUTS, real(args, 0.0, "dropout"))
-    config["activation_function"] = options.activation or "gelu"
-    model, notes = architecture(tensors, recorded_in(config, options, "model_args"))
+    decided = replace(options, activation=options.activation or "gelu")
+    model, notes = architecture(tensors, recorded_in(config, decided, "model_args"))
     return Source(
         path=folder,
         layout=f"nanoGPT, {model.n_layer} layers, {'without' if args.get('bias') is False else 'with'} biases",

@@ -21,10 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from common.files import naming, write_text
 from convert.assemble import assemble
-from convert.megatron_args import args_of, check_split, padded_rows
+from convert.megatron_args import args_of, check_split
 from convert.pt import load_pt
 from convert.sources.source import Architecture, Source
 from training.checkpoint.files import StoredTensor
+from training.parallel.sizes import padded_vocab_size
 from training.tensors import HEAD, LAYER_LEAVES, ROOT_LEAVES, Leaf, leaf_of
 
 _FILE = "model_optim_rng.pt"
@@ -94,7 +95,8 @@ def _keys(model: Architecture, stage: int, stages: int) -> Iterator[tuple[str, s
 def _empty(source: Source, name: str, tp: int) -> Tensor:
     """A rank's part of a tensor, of the right shape and type, without memory."""
     leaf = leaf_of(name)
-    shape = list(leaf.shape(source.model.sizes._replace(vocabulary=padded_rows(source, tp))))
+    rows = padded_vocab_size(source.model.vocab_size, tp)
+    shape = list(leaf.shape(source.model.sizes._replace(vocabulary=rows)))
     if leaf.split is not None:
         shape[leaf.split] //= tp
     with FakeTensorMode():
@@ -106,8 +108,8 @@ def _reserve(path: Path, content: Mapping[str, Any], model: Mapping[str, Tensor]
     path.parent.mkdir(parents=True)
     with naming(path), path.open("xb") as file, torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save({**content, "model": dict(model)}, file)
-    found: Mapping[str, StoredTensor] = load_pt(path)["model"]
-    return found
+    places: Mapping[str, StoredTensor] = load_pt(path)["model"]
+    return places
 
 
 def _fill(stored: StoredTensor, tensor: Tensor, dim: int | None, rank: int) -> None:

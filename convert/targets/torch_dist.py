@@ -29,10 +29,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from convert.assemble import assemble
-from convert.megatron_args import args_of, padded_rows
+from convert.megatron_args import args_of
 from convert.sources.source import Architecture, Source
 from convert.targets.megatron import begin_run, key_of
 from training.checkpoint.files import HashedFile
+from training.parallel.sizes import padded_vocab_size
 from training.tensors import HEAD, LAYER_LEAVES, ROOT_LEAVES, VOCABULARY
 
 _FILE = 1 << 30  # bytes after which another file is begun: readers open several at a time
@@ -54,7 +55,7 @@ def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
     tp x pp ranks, and OSError if a file cannot be written.
     """
     model = source.model
-    recorded, rows = args_of(source, tp, pp, "torch_dist"), padded_rows(source, tp)
+    recorded, rows = args_of(source, tp, pp, "torch_dist"), padded_vocab_size(model.vocab_size, tp)
     target = begin_run(source, folder, tp, pp)
     target.mkdir()
     with _Writer(target) as writer:

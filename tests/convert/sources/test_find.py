@@ -81,4 +81,4 @@ def test_a_deepspeed_run_of_the_trainer_is_read_unless_weights_lie_beside_it(tmp
     assert source.model == replace(SMALL, activation="gelu", layer_norm_epsilon=1e-6)
     model.save_pretrained(tmp_path)
     source = open_source(tmp_path)
-    assert source.path == tmp_path and str(tmp_path / "global_step120") in source.notes[0]
+    assert source.path == tmp_path and str(tmp_path / "global_step120") in source.notes[-1]

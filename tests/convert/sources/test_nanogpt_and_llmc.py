@@ -86,6 +86,8 @@ def test_a_merged_nanogpt_has_its_logits_with_and_without_biases(
     assert run_main(main, "--checkpoint", run, "--output", output, *flags) == 0
     said = capsys.readouterr().err
     assert ("since May 2023" in said) == (not flags) and ("50257" in said) == (rows == 50304)
+    assert said.count("GELU") == (not flags)
+    assert read_json(output / "config.json")["activation_function"] == ("gelu_new" if flags else "gelu")
     assert_same_logits(output, truth, min(rows, 50257))
     assert read_json(output / "merge_report.json")["source"]["iteration"] == 600
 

@@ -105,12 +105,16 @@ OTHER = replace(SMALL, tied=False, n_inner=96, activation="gelu", layer_norm_eps
         ("torch_dist", 2, 2, torch.float32),
     ],
 )
-def test_the_weights_come_back_byte_for_byte(form: str, tp: int, pp: int, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_the_weights_come_back_byte_for_byte(
+    form: str, tp: int, pp: int, dtype: torch.dtype, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, middle, second = (tmp_path / name for name in ("first", "megatron", "second"))
     first.mkdir()
     write_folder(first, source_of({name: weight.to(dtype) for name, weight in truth(OTHER).items()}, OTHER))
     there = ("--checkpoint", first, "--output", middle, "--format", form, "--tp", tp, "--pp", pp)
     assert run_main(to_megatron.main, *there) == 0 and (middle / "release").is_dir()
+    said = capsys.readouterr().err
+    assert said.count("GELU is the erf form") == 1 and "--no-bias-gelu-fusion" in said
     assert run_main(merge_mp.main, "--checkpoint", middle, "--output", second) == 0
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (second / name).read_bytes() == (first / name).read_bytes(), name
