@@ -33,11 +33,11 @@ def assemble(
     dtype: torch.dtype | None = None,
     tensor: Sharded | None = None,
 ) -> Tensor:
-    """The tensor `name`, contiguous, without vocabulary padding: the qkv rows in the order `qkv`, matrices [out, in].
+    """The tensor `name`, contiguous, without vocabulary padding, with its qkv rows in the order `qkv`.
 
-    With `conv1d` the matrices of layers are [in, out]. `tensor` is another one of the same name, such as a moment.
-    Bit-exact unless `dtype` asks for another type. Holds the result and a few rows besides. Raises CheckpointError
-    naming the files if two ranks have the same part of a matrix.
+    Matrices are [out, in]; with `conv1d` those of layers are [in, out]. `tensor` is assembled instead of the weight,
+    such as its moment. Bit-exact unless `dtype` asks for another type. Memory: the result and a few rows. Raises
+    CheckpointError naming the files if two ranks have the same part of a matrix.
     """
     leaf, sharded = tensors.leaf_of(name), tensor or source.tensors[name]
     if tensor is None:
@@ -57,10 +57,10 @@ def assemble(
 
 
 def _fill(target: Tensor, sharded: Sharded, axis: int, order: Tensor | None) -> None:
-    """Copy the tensor into `target`, or as many rows as that has; it may be a transpose.
+    """Copy the first rows of a tensor into `target`, which may be a transpose.
 
     `order`: the target's index along `axis` for each index of the source. Each band of rows is read, converted and
-    copied while it is in the cache: a transpose of a whole matrix takes twice the time.
+    copied while it is in the cache; this takes half the time of transposing a whole matrix.
     """
     order = torch.arange(target.shape[axis]) if order is None else order
     for offset, band in sharded.rows(0, len(target)).bands(_BAND):
@@ -77,7 +77,7 @@ def check_parts(source: Source, name: str) -> None:
     """CheckpointError naming the files if two ranks have the same part of the matrix `name`."""
     leaf, rows = tensors.leaf_of(name), source.model.vocab_size if name in tensors.VOCABULARY else math.inf
     if leaf.kind == "weight" and leaf.split is not None:
-        # not of padding, which repeats a row
+        # padding may repeat a row
         check_distinct(block.tensor for block in source.tensors[name].blocks if block.offset[0] < rows)
 
 
@@ -107,7 +107,7 @@ def prefetch(function: Callable[[Item], Tensor], items: Iterable[Item], in_fligh
 
 
 def widest_dtype(source: Source) -> torch.dtype:
-    """The type that holds all values of a source exactly; if all tensors have the same type, that one."""
+    """The narrowest type that holds all values of a source exactly."""
     return reduce(torch.promote_types, (tensor.dtype for tensor in source.tensors.values()))
 
 

@@ -1,4 +1,4 @@
-"""Megatron's `args` (2020 to today): what they say about a model, and those that Megatron-LM reads from a checkpoint.
+"""Megatron's `args` in checkpoints (2020 to today): read, and written for Megatron-LM.
 
 See `check_checkpoint_args` and `load_args_from_checkpoint` in its megatron/training/checkpointing.py.
 """
@@ -18,7 +18,7 @@ from convert.sources.ranks import GPT2_VOCABULARY, VOCABULARY_STEP
 from convert.sources.source import Recorded, Source
 from training.parallel.sizes import padded_vocab_size
 
-# settings that change the arithmetic, and the values of a GPT-2; a setting that is not recorded is not checked
+# settings that change the arithmetic, with GPT-2's values; a setting that is not recorded is not checked
 _GPT2: Mapping[str, tuple[Any, ...]] = {
     "swiglu": (False, None),
     "geglu": (False, None),
@@ -48,7 +48,7 @@ _SIZES = {
 
 
 def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
-    """The settings in `args` (`fields` of the recorded Namespace; empty if there is none) and in `options`.
+    """The settings in `args`, the fields of the recorded Namespace, and in `options`.
 
     Raises CheckpointError naming the setting if the model is no GPT-2.
     """
@@ -98,11 +98,11 @@ def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
 
 
 def check_ranks(files: Sequence[tuple[Path, Mapping[str, Any], tuple[int, int]]], tensor: int, pipeline: int) -> None:
-    """Raises CheckpointError naming a file that another rank or layout saved, by its args.
+    """Raises CheckpointError naming a file whose args are those of another rank or layout.
 
-    `files` are a path, its args, and the tensor rank and pipeline stage by its name, of the ranks of one save. The same
-    rank in all files says nothing: a converter wrote them. Ranks count tensor ranks first, then context and data ranks,
-    then stages; with use_tp_pp_dp_mapping stages before data ranks. Source: megatron/core/parallel_state.py.
+    `files` has a path, its args, and its (tensor rank, pipeline stage) by name, for each rank of a save. If all files
+    have the same rank, a converter wrote them, and ranks are not compared. Ranks count tensor ranks first, then context
+    and data ranks, then stages; with use_tp_pp_dp_mapping stages before data ranks. Source: megatron/core/parallel_state.py.
     """
     recorded = {path: rank for path, args, _ in files if type(rank := args.get("rank")) is int}
     for path, args, (column, row) in files:
@@ -206,7 +206,7 @@ def number(args: Mapping[str, Any], *names: str) -> int | None:
 
 
 def json_args(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are numbers, words or truth values, for a report; no paths."""
+    """The settings that are numbers, words or booleans, for a report; no paths."""
     return {
         name: value
         for name in sorted(args)
@@ -217,7 +217,7 @@ def json_args(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _activation(args: Mapping[str, Any], options: Options) -> tuple[str, tuple[str, ...]]:
-    """Megatron's fused GELU and its openai_gelu are the tanh form; only without both is it PyTorch's erf form."""
+    """Megatron's fused GELU and its openai_gelu are the tanh form; without both, it is the erf form."""
     if options.activation:
         return options.activation, ()
     if args.get("openai_gelu") is True or args.get("bias_gelu_fusion"):
@@ -231,7 +231,7 @@ def _activation(args: Mapping[str, Any], options: Options) -> tuple[str, tuple[s
 
 
 def _plain(value: Any) -> Any:
-    """A setting; the member's value for that of an enumeration, which is read as a placeholder."""
+    """A setting, or the value of an enumeration's member, which is read as a placeholder."""
     if not isinstance(value, Placeholder):
         return value
     # Megatron-DeepSpeed's PositionEmbeddingType: rotary 1, absolute 2, alibi 3

@@ -73,11 +73,11 @@ def load_plain(
     known: Mapping[str, Callable[..., Any]] | None = None,
     persistent: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """The content of the next pickle in a file, which may name what begins with one of `names` (None: anything),
-    torch.Size, torch's dtypes and OrderedDict.
+    """The content of the next pickle in a file; nothing that it names is imported.
 
-    `known` are functions that are called for the names in it; they must not be shared between calls, because a pickle
-    can set their attributes. `persistent` answers the pickle's persistent ids. Raises ForeignClassError, or any other
+    The pickle may name torch.Size, torch's dtypes, OrderedDict, and what begins with one of `names` (None: anything).
+    `known` are functions to call for names; they must not be shared between calls, because a pickle can set their
+    attributes. `persistent` gives the objects of persistent ids. Raises ForeignClassError for other names, or any other
     exception for a damaged pickle.
     """
     unpickler = _Unpickler(file, encoding="utf-8")
@@ -134,7 +134,7 @@ def number_in(*values: Any) -> int | None:
 
 
 def once(compare: Callable[[Path], None], path: Path) -> Callable[[], None]:
-    """A check that all tensors of a file share: the first call runs `compare`, and other threads wait for it."""
+    """A check for all tensors of a file: the first call runs `compare`, other threads wait for it."""
     lock, done = Lock(), False
 
     def check() -> None:
@@ -150,8 +150,7 @@ def once(compare: Callable[[Path], None], path: Path) -> Callable[[], None]:
 def load_pt(path: Path) -> Any:
     """The content of a .pt file: tensors as `StoredTensor`, objects of any class as `Placeholder`.
 
-    Raises CheckpointError if the file is no .pt file, damaged or cut off; damage in the tensors' data is found when the
-    first of them is read.
+    Raises CheckpointError if it is no .pt file, damaged or cut off; reading the first tensor checks the tensors' data.
     """
     with damage_named(path), path.open("rb") as file:
         if file.read(4) == b"PK\x03\x04":
@@ -162,7 +161,7 @@ def load_pt(path: Path) -> Any:
 
 @contextmanager
 def damage_named(path: Path, record: str = "") -> Iterator[None]:
-    """Turns any error into a CheckpointError of one line that names the file; `record` is the part that is read."""
+    """Turn any error into a CheckpointError of one line; `record` names the part of the file."""
     try:
         yield
     except CheckpointError:
@@ -179,7 +178,7 @@ def damage_named(path: Path, record: str = "") -> Iterator[None]:
 def load_archive(
     path: Path, start: int = 0, length: int | None = None, check: Callable[[], None] | None = None, record: str = ""
 ) -> Any:
-    """The content of an archive of torch.save, which is all of a file or a record in it; errors as `check_archive`.
+    """The content of an archive of torch.save: a whole file, or `length` bytes of it; errors as `check_archive`.
 
     `check` is called before a tensor is read.
     """
@@ -203,8 +202,7 @@ def load_archive(
 def check_archive(path: Path, start: int = 0, length: int | None = None, record: str = "") -> None:
     """Compare the members of an archive of torch.save with their CRC32.
 
-    `record` names the archive if it is a part of the file. Raises CheckpointError naming the file and the member that
-    is damaged or compressed.
+    `record` names the part of the file. Raises CheckpointError naming a member that is damaged or compressed.
     """
     with _open_archive(path, start, length, record) as (archive, _):
         _check_members(path, archive, record, tensors=True)
@@ -232,7 +230,7 @@ def _check_members(path: Path, archive: ZipFile, record: str, *, tensors: bool) 
 
 
 def _load_legacy(path: Path, file: IO[bytes]) -> Any:
-    """Read the object twice: the first pass gives the sizes of the storages, which follow it."""
+    """Reads the object twice: the first pass gives the sizes of the storages, which come after the object."""
     if load_plain(file, ()) != MAGIC_NUMBER or load_plain(file, ()) != PROTOCOL_VERSION:
         raise CheckpointError(f"{path}: not a .pt file")
     load_plain(file, ())  # sizes of C types
@@ -279,7 +277,7 @@ def _load_object(path: Path, file: IO[bytes], place: _Storages, check: Callable[
 
 
 class _Part(RawIOBase):
-    """A range of a file. PyTorch's class of this kind takes seconds to import, and finds the end in a wrong place."""
+    """A range of a file. PyTorch's class takes seconds to import, and seeks wrongly from the end."""
 
     def __init__(self, file: IO[bytes], start: int, length: int) -> None:
         self._file, self._start, self._length, self._position = file, start, length, 0
@@ -297,6 +295,6 @@ class _Part(RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         wanted = memoryview(buffer)[: max(self._length - self._position, 0)]
         self._file.seek(self._start + self._position)
-        found = self._file.readinto(wanted)  # type: ignore[attr-defined]
-        self._position += found
-        return int(found)
+        count: int = self._file.readinto(wanted)  # type: ignore[attr-defined]
+        self._position += count
+        return count

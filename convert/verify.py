@@ -5,8 +5,8 @@
     python -m convert.verify megatron/gpt2-345m
 
 Compares every checksum that the folder has (manifest.json, training.json, the CRC32 in .pt and .distcp files), reads
-every tensor, checks shapes and ranks, and compares the copies that several ranks hold. Prints what the folder is, and
-"whole"; otherwise one line that names what is damaged, missing or copied, and exit code 2. Writes nothing.
+every tensor, checks shapes and ranks, and compares the copies that several ranks hold. Prints the origin and layout,
+and "whole". Otherwise exits with code 2, and one line names what is damaged, missing or copied. Writes nothing.
 """
 
 import sys
@@ -21,7 +21,7 @@ from convert.command import SOURCE
 
 
 def check(path: Path, options: Options | None = None) -> Iterator[str]:
-    """The lines about what is in `path`, the last after everything was compared.
+    """Yields lines about the checkpoint, the last one when everything was compared.
 
     Raises CheckpointError or InputError naming the file, folder or tensor that is not as it was written.
     """
@@ -35,7 +35,7 @@ def check(path: Path, options: Options | None = None) -> Iterator[str]:
     from training.model_folder import checkpoint_folders
 
     saves = checkpoint_folders(path) if path.is_dir() else []
-    # of a run of ours the last save, even if an older one is whole
+    # the last save of a run of ours, even if only an older one is whole
     source = open_source(saves[0] if any((save / MANIFEST).exists() for save in saves) else path, options)
     yield f"{source.path}: {source.layout}"
     yield from (f"  {note}" for note in (*source.notes, check_tokenizer(source)) if note)
@@ -48,7 +48,7 @@ def check(path: Path, options: Options | None = None) -> Iterator[str]:
         check_parts(source, name)
     for tensor in chain.from_iterable(kind.values() for kind in (source.tensors, *source.moments.values())):
         for _ in row_bands(tensor):
-            pass  # before the first tensor of a file is read, the whole file is compared with its checksums
+            pass  # reading the first tensor of a file compares the whole file with its checksums
     replicas = compare_replicas(source)
     if unknown := sorted(str(file) for file in files - hashed if _has_no_checksum(file)):
         yield f"  without a checksum, so that only sizes and shapes were compared: {', '.join(unknown)}"

@@ -1,8 +1,8 @@
 """Check that a checkpoint's files belong together: one per rank, all of one save, none a copy of another's.
 
-Optimizer files do not say which iteration they are of: one row of each tensor tells whether float32 weights are those
-that were rounded to the 16-bit ones beside them. Copies of a tensor on several ranks should be equal bit for bit: a run
-that has lost its synchronisation shows there first.
+Optimizer files do not record the iteration, so one row of each tensor tells whether the float32 weights were rounded to
+the 16-bit weights of the model files. Copies of a tensor on several ranks should be equal bit for bit; a difference is
+the first sign of ranks that lost synchronisation.
 """
 
 import math
@@ -20,7 +20,7 @@ from convert.sources.source import Sharded, Source, row_bands, same_values
 from training.checkpoint.files import StoredTensor
 
 CURE = "copy every file of the save"
-_ROUNDING = 2.0**-6  # bfloat16 has 8 significant bits; one more for stochastic rounding, one to be sure
+_ROUNDING = 2.0**-6  # bfloat16 has 8 significant bits; a bit for stochastic rounding, and a bit of margin
 _SMALLEST = 1e-6  # float16 has few bits, or none, for weights below 6e-5
 
 Grid = list[list[Path]]
@@ -53,7 +53,7 @@ def grid(paths: Iterable[Path], pattern: re.Pattern[str], *, sparse: bool = Fals
 def check_count(
     files: Grid, pattern: re.Pattern[str], axis: Literal["row", "column"], expected: int | None, what: str
 ) -> None:
-    """Raises CheckpointError naming a file unless there are as many rows or columns as was recorded."""
+    """Raises CheckpointError naming a file unless the number of rows or columns is the recorded one."""
     count = len(files) if axis == "row" else len(files[0])
     if expected in (None, count):
         return
@@ -89,7 +89,7 @@ def iteration_of(folder: Path, recorded: int | None) -> int | None:
 
 
 def check_agreement(rounded: Mapping[str, Sharded], masters: Mapping[str, Sharded]) -> None:
-    """Raises CheckpointError if the middle row of a tensor, which is no padding, differs by more than rounding."""
+    """Raises CheckpointError if the middle row of a tensor (no padding) differs by more than rounding."""
     cure = f"{CURE}; without *_optim_states.pt the latter are taken"
     for name in rounded.keys() & masters.keys():
         if rounded[name].shape != masters[name].shape:
@@ -136,8 +136,8 @@ class Replicas:
     compared: int = 0
     """Copies."""
     drifted: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
-    """By tensor and holder ("tensor rank 1"): the elements that differ from those that were used, in a bit at least,
-    and the largest difference; infinite or NaN if one of two values is."""
+    """By tensor and holder ("tensor rank 1"): the number of elements that differ from the tensor that is used, and the
+    largest difference, infinite or NaN if a value is."""
 
     def __str__(self) -> str:
         if not self.compared:
@@ -162,10 +162,7 @@ class Replicas:
 
 
 def compare_replicas(source: Source) -> Replicas:
-    """Compare every copy of a tensor with the one that is used, a few rows at a time.
-
-    Raises CheckpointError for a copy of another shape.
-    """
+    """Compare every copy with the tensor that is used; CheckpointError for a copy of another shape."""
     compared, drifted = 0, {}
     for name, tensor in source.tensors.items():
         for holder, copy in tensor.copies.items():
@@ -182,15 +179,15 @@ def compare_replicas(source: Source) -> Replicas:
 
 
 def _difference(tensor: Sharded, copy: Sharded) -> tuple[int, float]:
-    """(number of elements that differ, largest absolute difference; NaN if that is not a number)."""
+    """The number of elements that differ in a bit, and the largest absolute difference."""
     count, largest = 0, 0.0
     for ours, theirs in zip(row_bands(tensor), row_bands(copy), strict=True):
         same_type = ours.dtype == theirs.dtype
         differs = _bits(ours) != _bits(theirs) if same_type else ours.double() != theirs.double()
         if bool(differs.any()):
             count += int(differs.sum())
-            found = float((ours[differs].double() - theirs[differs].double()).abs().max())
-            largest = found if math.isnan(found) or math.isnan(largest) else max(largest, found)
+            band = (ours[differs].double() - theirs[differs].double()).abs().max()
+            largest = float(torch.maximum(band, torch.tensor(largest, dtype=band.dtype)))  # NaN if one of them is
     return count, largest
 
 

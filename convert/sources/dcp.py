@@ -1,8 +1,8 @@
 """Folders of torch.distributed.checkpoint (DCP): `.metadata`, and records of tensors in `.distcp` files.
 
-A record is an archive of torch.save inside a file; where its data begins is found without reading the data.
-For `.metadata`, PyTorch's own reader calls `pickle.load`, which runs whatever somebody put into the file. Here it is
-read as plain data and checked value by value.
+A record is an archive of torch.save inside a file; its tensors' data is located, not read. PyTorch's own reader calls
+`pickle.load` on `.metadata`, which runs whatever somebody put into the file. Here the file is read as plain data, and
+every value is checked.
 """
 
 import math
@@ -67,16 +67,18 @@ def read_metadata(folder: Path) -> tuple[dict[str, DcpTensor], list[str], dict[t
             raise CheckpointError(
                 f"{path}: names {error}, which no such file contains; nothing was executed, do not trust it"
             ) from None
-        found = _checked(plain.state_dict_metadata, dict)
-        tensors = {_checked(key, str): _tensor(value) for key, value in found.items() if _is_tensor(value)}
+        state = _checked(plain.state_dict_metadata, dict)
+        tensors = {_checked(key, str): _tensor(value) for key, value in state.items() if _is_tensor(value)}
         records = {
             (_checked(index.fqn, str), _size(getattr(index, "offset", None) or ())): _record(value)
             for index, value in _checked(plain.storage_data, dict).items()
         }
         places = sorted(records.values())
-        if any(one.file == other.file and one.offset + one.length > other.offset for one, other in pairwise(places)):
+        if any(
+            last.file == next_.file and last.offset + last.length > next_.offset for last, next_ in pairwise(places)
+        ):
             raise ValueError("two records at the same place")
-        return tensors, [_checked(key, str) for key in found if key not in tensors], records
+        return tensors, [_checked(key, str) for key in state if key not in tensors], records
 
 
 def _is_tensor(value: Any) -> bool:
@@ -135,23 +137,23 @@ class Dcp:
         self._checks: dict[Path, Callable[[], None]] = {}
 
     def sharded(self, key: str, shape: tuple[int, ...] | None = None) -> Sharded:
-        """A tensor as the blocks in the files; `shape` is its true one if its parts may be stored flat.
+        """A tensor as the blocks in the files; `shape` is its true shape if its parts may be stored flat.
 
         Until 0.15 megatron-core flattened the parts of its distributed optimizer's tensors and cut them where ranks
         end: a tensor has the shape [parts along each dimension of the true shape, elements of a part].
         """
         *counts, size = stored_shape = self.shapes[key] or (0,)
         chunks = [Block(offset, self._stored(key, offset, size)) for offset, size in self._tensors[key].parts]
-        part = tuple(whole // max(parts, 1) for whole, parts in zip(shape or (), counts, strict=False))
+        cut = tuple(whole // max(count, 1) for whole, count in zip(shape or (), counts, strict=False))
         try:
-            if not shape or len(counts) != len(shape) or math.prod(part) != size:
+            if not shape or len(counts) != len(shape) or math.prod(cut) != size:
                 return Sharded(self.shapes[key], tuple(chunks))
             flat: dict[tuple[int, ...], list[Block]] = {}
             for (*at, start), stored in chunks:
                 piece = replace(stored, shape=(math.prod(stored.shape),))
-                flat.setdefault(tuple(map(mul, at, part)), []).append(Block((start,), piece))
-            parts = {offset: Sharded(stored_shape[-1:], tuple(pieces)).view(part) for offset, pieces in flat.items()}
-            return Sharded(shape, tuple(block for offset, one in parts.items() for block in one.moved(offset)))
+                flat.setdefault(tuple(map(mul, at, cut)), []).append(Block((start,), piece))
+            parts = {offset: Sharded(stored_shape[-1:], tuple(pieces)).view(cut) for offset, pieces in flat.items()}
+            return Sharded(shape, tuple(block for offset, part in parts.items() for block in part.moved(offset)))
         except CheckpointError as error:
             raise CheckpointError(f"{self.folder / '.metadata'}: tensor {key!r}: {error}") from None
 
@@ -188,7 +190,7 @@ class Dcp:
 
     @contextmanager
     def _metadata_named(self) -> Iterator[None]:
-        """Adds `.metadata` to an error: it says where records are, so it may be the damaged file."""
+        """Add `.metadata` to an error: it has the places of records, so it may be the damaged file."""
         try:
             yield
         except CheckpointError as error:

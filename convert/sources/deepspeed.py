@@ -137,7 +137,7 @@ def _is_conv1d(stages: Stages, names: Mapping[str, Name]) -> bool:
 
 
 def _join(stages: Stages, names: Mapping[str, Name], conv1d: bool) -> dict[str, Sharded]:
-    """The model's tensors from those of every stage and tensor rank. Raises CheckpointError if they do not fit."""
+    """The model's tensors, joined over tensor ranks and stages; CheckpointError if they do not fit."""
     joined: list[tuple[str, dict[str, Sharded]]] = []
     for stage, ranks in stages:
         renamed = [{names[key].ours(): rank[key] for key in rank if key in names} for rank in ranks]

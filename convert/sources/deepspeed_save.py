@@ -39,7 +39,7 @@ class Save:
     """The files of one save; the lists are by model-parallel rank, then by data rank."""
 
     models: Sequence[Sequence[State]]
-    """The content of the model files; of one data rank below ZeRO 3."""
+    """The content of the model files; below ZeRO 3 only data rank 0 has one."""
     partitions: Sequence[Sequence[Partition]]
     """The content of the optimizer files."""
     layers: Mapping[int, Sequence[Mapping[str, Sharded]]]
@@ -164,5 +164,5 @@ def param_shapes(state: State) -> list[dict[str, tuple[int, ...]]]:
 
 
 def tensors_in(tree: Any) -> Iterator[tuple[str, Sharded]]:
-    """The tensors of a state dict by key, those of nested dicts (Megatron's) by keys joined with dots."""
+    """The tensors of a state dict by key; keys of nested dicts (Megatron's) are joined with dots."""
     return ((key, whole(value)) for key, value in flatten(tree) if isinstance(value, StoredTensor))

@@ -1,7 +1,9 @@
 """Find the checkpoint that a path means, and detect its format."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from convert.arguments import Options
 from convert.sources.source import Source
 from training.huggingface.tokenizer import read_tokenizer
 
-# in the order in which they are asked; each module has `matches(folder)` and `open_folder(folder, options)`
+# the first that matches is taken; each module has `matches(folder)` and `open_folder(folder, options)`
 _FORMATS = ("ours", "torch_dist", "deepspeed", "megatron", "huggingface", "nanogpt", "llmc")
 _POINTERS = ("latest_checkpointed_iteration.txt", "latest")  # Megatron's; DeepSpeed's; and ours
 _SHOWN = 8  # candidates listed in a message
@@ -31,7 +33,7 @@ def open_source(path: Path, options: Options | None = None) -> Source:
     folder = _locate(path)
     try:
         source: Source = _format_of(folder).open_folder(folder, options)
-    except CheckpointError as error:  # those about a tensor do not know where it lies
+    except CheckpointError as error:  # errors about a tensor do not name the folder
         named = str(error).startswith((str(folder), str(folder.resolve().parent)))
         raise error if named else CheckpointError(f"{folder}: {error}") from None
     except OSError as error:
@@ -57,34 +59,35 @@ def _locate(path: Path) -> Path:
         raise CheckpointError(f"{path}: {'not a folder' if path.exists() else 'no such folder'}{hint}")
     if path.name.startswith("mp_rank_"):
         raise CheckpointError(f"{path}: one rank of a checkpoint; give the folder that holds all ranks: {path.parent}")
-    found = {folder.name: _format_of(folder) for folder in sorted(path.iterdir()) if folder.is_dir()}
-    found = {name: module for name, module in found.items() if module}
-    if any(module.__name__.endswith(".ours") for module in found.values()):
+    folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir()]
+    modules = {folder.name: module for folder in folders if (module := _format_of(folder))}
+    if any(module.__name__.endswith(".ours") for module in modules.values()):
         from training import checkpoint
 
         return checkpoint.resolve(path).path  # the newest undamaged one
     for pointer in _POINTERS:
         if (path / pointer).is_file():
             name = _read_pointer(path / pointer)
-            if name not in found:
+            if name not in modules:
                 state = "holds no complete checkpoint" if (path / name).exists() else "is missing"
                 raise CheckpointError(
                     f"{path / pointer}: names {name}, which {state}; restore it, or give the folder of another "
-                    f"checkpoint: {_list(found) or 'there is none'}"
+                    f"checkpoint: {_list(modules) or 'there is none'}"
                 )
             return path / name
-    if len(found) == 1:
-        return path / next(iter(found))
-    if found:
-        raise CheckpointError(f"{path}: holds {_list(found)}; give one of these folders")
+    if len(modules) == 1:
+        return path / next(iter(modules))
+    if modules:
+        raise CheckpointError(f"{path}: holds {_list(modules)}; give one of these folders")
     raise CheckpointError(
         f"{path}: no checkpoint here (iter_*, mp_rank_*, a DeepSpeed tag, .metadata, config.json with weights, "
         "nanoGPT's ckpt.pt, or llm.c's model_*.bin)"
     )
 
 
-def _list(found: dict[str, Any]) -> str:
-    return ", ".join([*list(found)[:_SHOWN], *(["…"] if len(found) > _SHOWN else [])])
+def _list(names: Iterable[str]) -> str:
+    first = list(islice(names, _SHOWN + 1))
+    return ", ".join([*first[:_SHOWN], *(["…"] if len(first) > _SHOWN else [])])
 
 
 def _read_pointer(path: Path) -> str:

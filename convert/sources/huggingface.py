@@ -38,22 +38,22 @@ _FACTS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version"
 
 
 def matches(folder: Path) -> bool:
-    """Whether it has a config.json, and is no DeepSpeed run of transformers' Trainer without weights of its own."""
-    weights = any((folder / name).is_file() for name in _WEIGHT_FILES)
-    return (folder / CONFIG).is_file() and (weights or not (folder / _POINTER).is_file())
+    """Whether it has a config.json, and weights, or no DeepSpeed checkpoint of transformers' Trainer."""
+    has_weights = any((folder / name).is_file() for name in _WEIGHT_FILES)
+    return (folder / CONFIG).is_file() and (has_weights or not (folder / _POINTER).is_file())
 
 
 def open_folder(folder: Path, options: Options) -> Source:
     """The model in a folder. Raises CheckpointError for anything that is not a whole GPT-2."""
     config = read_raw_config(folder)
     files, stored = open_weights(folder, _read_file, OLD_WEIGHTS)
-    found = by_our_names(stored)
+    weights = by_our_names(stored)
     tied = config.get("tie_word_embeddings", True)
-    if tied and HEAD in found and "wte.weight" not in found:  # safetensors' save_model keeps one name of two
-        found["wte.weight"] = found.pop(HEAD)
-    tensors, _ = tie_head(found, None)
+    if tied and HEAD in weights and "wte.weight" not in weights:  # safetensors' save_model keeps one name of two
+        weights["wte.weight"] = weights.pop(HEAD)
+    tensors, _ = tie_head(weights, None)
     recorded = recorded_in(config, options)
-    if tied or HEAD not in found:  # one that is the embedding may be stored, whatever is said
+    if tied or HEAD not in weights:  # an untied head may equal the embedding
         recorded.sizes["tied"] = f"{CONFIG}'s tie_word_embeddings", tied
     if tokens := token_count(folder):
         recorded = _with_tokens(recorded, tokens, options)
@@ -118,10 +118,9 @@ def by_our_names(stored: Mapping[str, StoredTensor]) -> dict[str, Sharded]:
 
 
 def _with_tokens(recorded: Recorded, tokens: int, options: Options) -> Recorded:
-    """With the vocabulary of the tokenizer; CheckpointError if the flag leaves some of its tokens out."""
-    said = recorded.vocab_size
+    """`recorded` with the tokenizer's vocabulary; CheckpointError if --vocab-size leaves tokens out."""
     if options.vocab_size is None:
-        return replace(recorded, vocab_size=min(said or tokens, tokens))
+        return replace(recorded, vocab_size=min(recorded.vocab_size or tokens, tokens))
     if options.vocab_size < tokens:
         raise CheckpointError(
             f"--vocab-size is {options.vocab_size}, but the tokenizer has {tokens} tokens; leave the flag out"
@@ -130,7 +129,7 @@ def _with_tokens(recorded: Recorded, tokens: int, options: Options) -> Recorded:
 
 
 def recorded_in(config: Mapping[str, Any], options: Options, place: str = CONFIG) -> Recorded:
-    """The settings in config.json, or another `place`, and the flags. CheckpointError if they contradict."""
+    """The settings in a config.json or another `place`, and the flags; CheckpointError if they contradict."""
     for flag, key, given in (
         ("--num-heads", "n_head", options.num_heads),
         ("--activation", "activation_function", options.activation),

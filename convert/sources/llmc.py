@@ -47,7 +47,7 @@ def _header(file: Path) -> list[int]:
 
 
 def open_folder(path: Path, options: Options) -> Source:
-    """A file, or the newest save of a run. Raises CheckpointError for one that is cut off or of an unknown version."""
+    """A file, or the newest save of a run. CheckpointError if it is cut off or of an unknown version."""
     files = _models(path)
     if len(files) > 1 and not all(_SAVE.fullmatch(file.name) for file in files):
         raise CheckpointError(f"{path}: holds {', '.join(file.name for file in files)}; give one of these files")

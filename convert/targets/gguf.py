@@ -98,9 +98,11 @@ def _describe(writer: gguf.GGUFWriter, source: Source, vocabulary: Vocabulary) -
 
 
 def _chat_template(files: dict[str, Path]) -> str | None:
-    """The one that transformers takes: the file's, else that of tokenizer_config.json, of several the default."""
+    """The template that transformers takes: of chat_template.jinja, else of tokenizer_config.json the default."""
     if "chat_template.jinja" in files:
         return read_text(files["chat_template.jinja"])
     path = files.get("tokenizer_config.json")
-    found = read_json(path).get("chat_template") if path else None
-    return {one["name"]: one["template"] for one in found}.get("default") if isinstance(found, list) else found
+    template = read_json(path).get("chat_template") if path else None
+    if isinstance(template, list):
+        return {named["name"]: named["template"] for named in template}.get("default")
+    return template

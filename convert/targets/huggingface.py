@@ -135,22 +135,20 @@ def _special_tokens(source: Source, *records: Mapping[str, Any]) -> dict[str, An
 
     A source that has a tokenizer_config.json names its padding token there, or has none.
     """
-    vocabulary = source.model.vocab_size
-    tokenizer = tokenizer_of(source)
-    known = tokenizer is not None and vocabulary_size(tokenizer) is not None
-    end = tokenizer.end_of_text if tokenizer and known else vocabulary - 1 if vocabulary == GPT2_VOCABULARY else None
-    says_padding = any(path.name == "tokenizer_config.json" for path in source.tokenizer_files)
-    found: dict[str, Any] = dict.fromkeys(SPECIAL_TOKENS[: 2 if says_padding else 3], end)
+    vocabulary, tokenizer = source.model.vocab_size, tokenizer_of(source)
+    end = GPT2_VOCABULARY - 1 if vocabulary == GPT2_VOCABULARY else None
+    if tokenizer is not None and vocabulary_size(tokenizer) is not None:
+        end = tokenizer.end_of_text
+    names_padding = any(path.name == "tokenizer_config.json" for path in source.tokenizer_files)
+    tokens: dict[str, Any] = dict.fromkeys(SPECIAL_TOKENS[: 2 if names_padding else 3], end)
     for record in reversed(records):
-        for key in SPECIAL_TOKENS:
-            if _are_tokens(record.get(key), vocabulary):
-                found[key] = record[key]
-    return found
+        tokens |= {key: record[key] for key in SPECIAL_TOKENS if _are_tokens(record.get(key), vocabulary)}
+    return tokens
 
 
 def _are_tokens(ids: Any, vocab_size: int) -> bool:
-    """Whether it is an id of the vocabulary, or a list of some; a padded vocabulary's last id is not."""
-    return all(type(one) is int and 0 <= one < vocab_size for one in (ids if isinstance(ids, list) else [ids]))
+    """Whether `ids` is an id, or a list of ids, of the vocabulary without its padding."""
+    return all(type(each) is int and 0 <= each < vocab_size for each in (ids if isinstance(ids, list) else [ids]))
 
 
 def generation_config(source: Source) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def write_v3(source: Source, folder: Path, *, tp: int, pp: int) -> None:
 
 
 def begin_run(source: Source, folder: Path, tp: int, pp: int) -> Path:
-    """The folder, not made yet, for the only iteration of a run, which the run's pointer names.
+    """Write the run's pointer; returns the folder for its iteration, which is not made yet.
 
     Raises CheckpointError if the ranks do not divide the model.
     """
@@ -104,7 +104,7 @@ def _empty(source: Source, name: str, tp: int) -> Tensor:
 
 
 def _reserve(path: Path, content: Mapping[str, Any], model: Mapping[str, Tensor]) -> Mapping[str, StoredTensor]:
-    """Save a file whose tensors are zeros that use no disk space; returns the places of their data."""
+    """Save a file of zeros that use no disk space; returns where the tensors' data is."""
     path.parent.mkdir(parents=True)
     with naming(path), path.open("xb") as file, torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save({**content, "model": dict(model)}, file)
@@ -115,8 +115,8 @@ def _reserve(path: Path, content: Mapping[str, Any], model: Mapping[str, Tensor]
 def _fill(stored: StoredTensor, tensor: Tensor, dim: int | None, rank: int) -> None:
     """Write a rank's part of a tensor where `stored` lies.
 
-    Rows of the embedding's padding repeat its last one, as in Megatron-LM's own converter: with zeros, these tokens
-    would have a logit of 0, which is more than those of most tokens of a trained GPT-2.
+    Padding rows of the embedding repeat its last row, as in Megatron-LM's own converter: zeros would give these tokens
+    a logit of 0, above that of most tokens of a trained GPT-2.
     """
     part = tensor
     if dim is not None:

@@ -73,13 +73,13 @@ def write(source: Source, folder: Path, plan: Plan) -> Path:
 
 
 def progress(source: Source, plan: Plan) -> Progress:
-    """Where the training continues; samples that the source did not count are those of the plan's batch size."""
+    """Where the training continues; uncounted samples are the iterations times the plan's batch size."""
     iteration, consumed = source.iteration or 0, source.consumed_samples
     return Progress(iteration, iteration * plan.experiment.train.global_batch_size if consumed is None else consumed)
 
 
 class _Assembled(Mapping[str, Tensor]):
-    """The tensors of a checkpoint of ours by name, each made when it is asked for; absent moments are zeros."""
+    """The tensors of a checkpoint of ours by name, made on access; absent moments are zeros."""
 
     def __init__(
         self, source: Source, shapes: Mapping[str, tuple[int, ...]], has_moments: bool, train: TrainSettings

@@ -37,7 +37,7 @@ from training.parallel.sizes import padded_vocab_size
 from training.tensors import HEAD, LAYER_LEAVES, ROOT_LEAVES, VOCABULARY
 
 _FILE = 1 << 30  # bytes after which another file is begun: readers open several at a time
-# modules whose (empty) extra state a model asks for when it is loaded; the third exists with Transformer Engine alone
+# loading a model needs the (empty) extra state of these; the third exists only with Transformer Engine
 _EXTRA_STATE = (
     "self_attention.linear_qkv",
     "self_attention.linear_proj",
@@ -50,9 +50,8 @@ _EXTRA_STATE = (
 def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
     """Write `source` into the existing, empty `folder`, a tensor at a time.
 
-    Tensors are those of the whole model and load in any layout: `tp` decides how many rows the vocabulary is padded
-    to, a multiple of 128 * tp, and both are recorded in args. Raises CheckpointError if the model cannot be split over
-    tp x pp ranks, and OSError if a file cannot be written.
+    The tensors are whole and load in any layout; `tp` decides the padding of the vocabulary. Raises CheckpointError if
+    tp x pp ranks do not divide the model, and OSError if a file cannot be written.
     """
     model = source.model
     recorded, rows = args_of(source, tp, pp, "torch_dist"), padded_vocab_size(model.vocab_size, tp)
@@ -68,8 +67,7 @@ def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
                 shape = (rows, tensor.shape[1])
                 writer.add(key, shape, (0, 0), tensor)
                 if rows > len(tensor):
-                    # Megatron's own converter repeats the last row, too: zeros would give these tokens a logit of 0,
-                    # which is more than most tokens of a trained GPT-2 have
+                    # the last row again: see `convert.targets.megatron`
                     writer.add(key, shape, (len(tensor), 0), tensor[-1:].repeat(rows - len(tensor), 1))
             else:
                 writer.add(key, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
