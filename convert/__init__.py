@@ -1,4 +1,4 @@
-"""Convert checkpoints of any origin: `convert.merge_mp` merges them into one Hugging Face folder."""
+"""Convert checkpoints of any origin; `convert.merge_mp` makes a Hugging Face folder of them."""
 
 import os
 

@@ -33,11 +33,11 @@ def assemble(
     dtype: torch.dtype | None = None,
     tensor: Sharded | None = None,
 ) -> Tensor:
-    """The tensor `name`, contiguous, without vocabulary padding, with its qkv rows in the order `qkv`.
+    """The tensor `name`, contiguous, without vocabulary padding, qkv rows in the order `qkv`.
 
-    Matrices are [out, in]; with `conv1d` those of layers are [in, out]. `tensor` is assembled instead of the weight,
-    such as its moment. Bit-exact unless `dtype` asks for another type. Memory: the result and a few rows. Raises
-    CheckpointError naming the files if two ranks have the same part of a matrix.
+    Matrices are [out, in]; with `conv1d` those of layers are [in, out]. `tensor` is assembled
+    instead of the weight, such as its moment. Bit-exact without `dtype`. Memory: the result and a
+    few rows. Raises CheckpointError naming the files if two ranks have the same part of a matrix.
     """
     leaf, sharded = tensors.leaf_of(name), tensor or source.tensors[name]
     if tensor is None:
@@ -59,8 +59,9 @@ def assemble(
 def _fill(target: Tensor, sharded: Sharded, axis: int, order: Tensor | None) -> None:
     """Copy the first rows of a tensor into `target`, which may be a transpose.
 
-    `order`: the target's index along `axis` for each index of the source. Each band of rows is read, converted and
-    copied while it is in the cache; this takes half the time of transposing a whole matrix.
+    `order`: the target's index along `axis` for each index of the source. Each band of rows is
+    read, converted and copied while it is in the cache; this takes half the time of transposing a
+    whole matrix.
     """
     order = torch.arange(target.shape[axis]) if order is None else order
     for offset, band in sharded.rows(0, len(target)).bands(_BAND):
@@ -84,8 +85,8 @@ def check_parts(source: Source, name: str) -> None:
 def prefetched(source: Source, wanted: Mapping[str, torch.dtype], *, qkv: QKV, conv1d: bool) -> Iterator[Tensor]:
     """`assemble` each of `wanted` as its type, prefetched by a thread.
 
-    The caller must not keep a tensor while it asks for the next one. Raises CheckpointError naming the tensor if a
-    finite value is infinite in that type.
+    The caller must not keep a tensor while it asks for the next one. Raises CheckpointError naming
+    the tensor if a finite value is infinite in that type.
     """
 
     def make(name: str) -> Tensor:
@@ -97,7 +98,7 @@ def prefetched(source: Source, wanted: Mapping[str, torch.dtype], *, qkv: QKV, c
 
 
 def prefetch(function: Callable[[Item], Tensor], items: Iterable[Item], in_flight: int) -> Iterator[Tensor]:
-    """`map(function, items)`, computed by a thread: the next tensor, and others up to `in_flight` in all."""
+    """`map(function, items)`; a thread computes up to `in_flight` tensors ahead of the caller."""
 
     def on_one_core(item: Item) -> Tensor:
         torch.set_num_threads(1)  # of this thread: more would compete with the caller

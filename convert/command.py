@@ -1,11 +1,13 @@
-"""The command around a target: shared options, the source, and an output that appears only after its proof.
+"""The command around a target: shared options, the source, an output that appears when proved.
 
-parser = cli.parser("convert.to_x", __doc__)
-command.add_source(parser)
-command.add_output(parser)
-arguments = parser.parse_args(argv)
-source = command.open_source(arguments.checkpoint, options_of(arguments), arguments.output)
-print(command.write_folder(source, arguments.output, write))   # write(folder) -> (description, proof)
+    parser = cli.parser("convert.to_x", __doc__)
+    command.add_source(parser)
+    command.add_output(parser)
+    arguments = parser.parse_args(argv)
+    source = command.open_source(arguments.checkpoint, options_of(arguments), arguments.output)
+    print(command.write_folder(source, arguments.output, write))
+
+`write(folder)` calls the target, and returns a description and the proof.
 """
 
 import argparse
@@ -30,7 +32,7 @@ SOURCE = (
     ".bin of llm.c"
 )
 CheckOlder = Callable[[Path, Path], None]
-"""Raises InputError unless an older result may be replaced; called with the output, and where its files are now."""
+"""Raises InputError unless `output` may be replaced; the second folder is where its files are."""
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -78,10 +80,7 @@ def write_folder(
     write: Callable[[Path], tuple[str, "Proof"]],
     check_older: CheckOlder = refuse_older,
 ) -> str:
-    """Write and prove the folder `output`, which appears when it is complete; returns a line about it.
-
-    `write` gets an empty folder to fill; it returns a description, and the proof, or raises ProofError.
-    """
+    """Write `output`, which appears after `write` has filled and proved it; returns a line."""
     with replace_folder(output, lambda old, _new: check_older(output, old)) as folder:
         description, proof = write(folder)
         write_card(folder / CARD, inputs=[source.path])

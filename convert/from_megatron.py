@@ -1,14 +1,16 @@
 """Make a checkpoint of ours that a training resumes from, from Megatron, DeepSpeed or Hugging Face.
 
-    python -m convert.from_megatron --checkpoint megatron/gpt2-345m --config openwebtext.yaml --model gpt2_345m
-    python -m convert.from_megatron --checkpoint deepspeed/run --config config.yaml --model tiny train.iterations=2000
+    python -m convert.from_megatron --checkpoint gpt2-345m --config my.yaml --model gpt2_345m
+    python -m convert.from_megatron --checkpoint run --config my.yaml --model m train.iterations=9
 
-Writes RUN/models/NAME/iter_*, for the data and settings of that model in the configuration; its sizes must be those of
-the checkpoint. `python -m training.train` with the same configuration continues there, in any layout.
+Writes RUN/models/NAME/iter_*, for the data and settings of that model in the configuration; its
+sizes must be those of the checkpoint. `python -m training.train` with the same configuration
+continues there, in any layout.
 
-Weights are always converted. The moments of train.optimizer are converted if the source names all of them: those of
-AdamW and Muon in Megatron-core's torch_dist and ours, of Adam in DeepSpeed's ZeRO. Otherwise they start from zero, the
-learning rate starts with its warm-up, and the command says so. The order of the data is this toolkit's.
+Weights are always converted. The moments of train.optimizer are converted if the source names all
+of them: those of AdamW and Muon in Megatron-core's torch_dist and ours, of Adam in DeepSpeed's
+ZeRO. Otherwise they start from zero, the learning rate starts with its warm-up, and the command
+says so. The order of the data is this toolkit's.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Megatron's `args` in checkpoints (2020 to today): read, and written for Megatron-LM.
 
-See `check_checkpoint_args` and `load_args_from_checkpoint` in its megatron/training/checkpointing.py.
+Source: megatron/training/checkpointing.py, its check and load of a checkpoint's args.
 """
 
 import math
@@ -18,7 +18,7 @@ from convert.sources.ranks import GPT2_VOCABULARY, VOCABULARY_STEP
 from convert.sources.source import Recorded, Source
 from training.parallel.sizes import padded_vocab_size
 
-# settings that change the arithmetic, with GPT-2's values; a setting that is not recorded is not checked
+# settings that change the arithmetic, with GPT-2's values; only recorded ones are checked
 _GPT2: Mapping[str, tuple[Any, ...]] = {
     "swiglu": (False, None),
     "geglu": (False, None),
@@ -100,9 +100,10 @@ def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
 def check_ranks(files: Sequence[tuple[Path, Mapping[str, Any], tuple[int, int]]], tensor: int, pipeline: int) -> None:
     """Raises CheckpointError naming a file whose args are those of another rank or layout.
 
-    `files` has a path, its args, and its (tensor rank, pipeline stage) by name, for each rank of a save. If all files
-    have the same rank, a converter wrote them, and ranks are not compared. Ranks count tensor ranks first, then context
-    and data ranks, then stages; with use_tp_pp_dp_mapping stages before data ranks. Source: megatron/core/parallel_state.py.
+    `files` has a path, its args, and its (tensor rank, pipeline stage) by name, for each rank of a
+    save. If all files have the same rank, a converter wrote them, and ranks are not compared. Ranks
+    count tensor ranks first, then context and data ranks, then stages; with use_tp_pp_dp_mapping
+    stages before data ranks. Source: megatron/core/parallel_state.py.
     """
     recorded = {path: rank for path, args, _ in files if type(rank := args.get("rank")) is int}
     for path, args, (column, row) in files:
@@ -217,7 +218,7 @@ def json_args(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _activation(args: Mapping[str, Any], options: Options) -> tuple[str, tuple[str, ...]]:
-    """Megatron's fused GELU and its openai_gelu are the tanh form; without both, it is the erf form."""
+    """Megatron's fused GELU and its openai_gelu are the tanh form; otherwise it is the erf form."""
     if options.activation:
         return options.activation, ()
     if args.get("openai_gelu") is True or args.get("bias_gelu_fusion"):

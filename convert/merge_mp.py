@@ -1,16 +1,17 @@
 """Merge a GPT-2 checkpoint of any origin and layout into one Hugging Face folder, and prove it.
 
     python -m convert.merge_mp --checkpoint results/demo/models/tiny --output merged/tiny
-    python -m convert.merge_mp --checkpoint megatron/gpt2-345m --output merged/gpt2-345m --dtype bfloat16
+    python -m convert.merge_mp --checkpoint gpt2-345m --output merged/gpt2 --dtype bfloat16
 
-Reads checkpoints of this toolkit, Megatron-LM (2019 to 2024), Megatron-core (torch_dist), DeepSpeed (ZeRO 0 to 3,
-pipelines), Hugging Face, nanoGPT and llm.c; docs/convert.md has the table. Writes config.json, model.safetensors (or
-several with their index), the tokenizer if it is known, README.md (a model card of what is known), and
-merge_report.json. The folder appears only after a proof: a fixed batch gives the same logits in the source's own
-arithmetic and from the written files. Exit code 1 if the logits differ.
+Reads checkpoints of this toolkit, Megatron-LM (2019 to 2024), Megatron-core (torch_dist), DeepSpeed
+(ZeRO 0 to 3, pipelines), Hugging Face, nanoGPT and llm.c; docs/convert.md has the table. Writes
+config.json, model.safetensors (or several with their index), the tokenizer if it is known,
+README.md (a model card of what is known), and merge_report.json. The folder appears only after a
+proof: a fixed batch gives the same logits in the source's own arithmetic and from the written
+files. Exit code 1 if the logits differ.
 
---force replaces an older result if every file in it was written by this command. Needs no GPU, and memory for about two
-copies of the largest tensor.
+--force replaces an older result if every file in it was written by this command. Needs no GPU, and
+memory for about two copies of the largest tensor.
 """
 
 import argparse
@@ -49,8 +50,9 @@ def merge(
 ) -> str:
     """Write and prove the folder; returns one line about what was done.
 
-    `dtype` is one of DTYPES, or None for the source's own; `max_shard_size` is in bytes. Raises CheckpointError if the
-    source cannot be read, ProofError if the folder does not compute what it computes.
+    `dtype` is one of DTYPES, or None for the source's own; `max_shard_size` is in bytes. Raises
+    CheckpointError if the source cannot be read, ProofError if the folder does not compute what it
+    computes.
     """
     from convert.targets import merged
     from training.launch.device import keep_freed_memory
@@ -62,7 +64,7 @@ def merge(
 
 
 def _open(path: Path, output: Path, options: Options, force: bool) -> "Source":
-    """The source, with a note if its tokenizer is of another kind; errors about the output come first."""
+    """The source, with a note if its tokenizer is of another kind."""
     from convert.targets.huggingface import check_tokenizer
 
     source = command.open_source(path, options, output, partial(_check_older, force))
@@ -73,7 +75,7 @@ def _open(path: Path, output: Path, options: Options, force: bool) -> "Source":
 
 
 def _check_older(force: bool, output: Path, folder: Path) -> None:
-    """A `command.CheckOlder`: `force` allows to replace a folder in which every file was written by this command."""
+    """A `command.CheckOlder`: `force` replaces a folder that has only files of this command."""
     if foreign := first_changed_file(folder):
         raise InputError(
             f"{output / foreign.relative_to(folder)}: not a file that this command wrote; choose another --output, or "

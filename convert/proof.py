@@ -1,14 +1,15 @@
-"""Prove a merge: a fixed batch must have equal outputs in the source's files and in the written folder.
+"""Prove a merge: a fixed batch has equal outputs in the source's files and in the written folder.
 
-Two implementations compute in parallel, layer by layer, in float32. `_source_steps` uses the source's own arithmetic:
-each shard multiplies its columns or rows, partial sums are added over the ranks, and each vocabulary shard gives its
-logits. `_folder_steps` is written from the published layout of Hugging Face's GPT-2 and shares no code with the merge.
-Sources: Shoeybi et al. 2019, section 3; Radford et al. 2019; the documentation of GPT2LMHeadModel.
+Two implementations compute in parallel, layer by layer, in float32. `_source_steps` uses the
+source's own arithmetic: each shard multiplies its columns or rows, partial sums are added over the
+ranks, and each vocabulary shard gives its logits. `_folder_steps` is written from the published
+layout of Hugging Face's GPT-2 and shares no code with the merge. Sources: Shoeybi et al. 2019,
+section 3; Radford et al. 2019; the documentation of GPT2LMHeadModel.
 
 Both take a file's rank from its name: `megatron_args.check_ranks` detects exchanged files.
 
-Every attention and MLP output is compared, not only the logits. This names the wrong layer, and it is sharper: exchanged
-q and k hardly move the logits of an untrained model.
+Every attention and MLP output is compared, not only the logits. This names the wrong layer, and it
+is sharper: exchanged q and k hardly move the logits of an untrained model.
 """
 
 import math
@@ -65,9 +66,9 @@ def source_outputs(source: Source, dtype: torch.dtype | None = None) -> list[tup
 
 
 def prove(source: Source, expected: Sequence[tuple[str, Tensor]], folder: Path) -> Proof:
-    """Compare the source's outputs (`source_outputs`) with those of the Hugging Face folder that was made of it.
+    """Compare the `source_outputs` with those of the Hugging Face folder that was made of it.
 
-    Raises ProofError naming the first output that differs more than the tolerance, or is not finite.
+    Raises ProofError naming the first output that differs by more than the tolerance.
     """
     return _compare(source, iter(expected), _folder_steps(folder, *_batch(source.model)))
 
@@ -97,7 +98,7 @@ def _compare(source: Source, source_steps: Steps, result_steps: Steps) -> Proof:
 
 
 def _batch(model: Architecture) -> tuple[Tensor, Tensor]:
-    """Fixed pseudo-random tokens, the vocabulary's last one among them, and increasing positions; (B, T) both."""
+    """Fixed random tokens, the vocabulary's last one among them, and increasing positions."""
     generator = torch.Generator().manual_seed(0)
     length = min(_LENGTH, model.n_positions)
     tokens = torch.randint(model.vocab_size, (2, length), generator=generator)
@@ -128,7 +129,7 @@ def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torc
         return exact(torch.cat(rows)).view(*ids.shape, model.n_embd)
 
     def product(x: Tensor, name: str, out: int) -> Tensor:
-        """Column-parallel blocks give some of the features; row-parallel blocks give partial sums of all."""
+        """Column-parallel blocks give some features; row-parallel blocks partial sums of all."""
         inputs = x.flatten(0, -2).t().contiguous()  # (B, T, in) -> (in, B * T)
         y = torch.zeros(out, inputs.shape[1])
         tensor, conv1d = source.tensors[name], source.conv1d and name.startswith("h.")
@@ -168,7 +169,7 @@ def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torc
 
 
 def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
-    """The outputs, computed from the files of a Hugging Face folder, read from the disk a tensor at a time."""
+    """The outputs, computed from the files of a Hugging Face folder, a tensor at a time."""
     config: Any = read_json(folder / "config.json")
     files = _files_of(folder)
     n_embd, n_head = config["n_embd"], config["n_head"]
@@ -188,7 +189,7 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
         return part[first:last].float()  # type: ignore[no-any-return]
 
     def bands(name: str, last: int | None = None) -> Iterator[Tensor]:
-        """The rows before `last`, prefetched by a thread: reading and converting take as long as the products."""
+        """The rows before `last`, prefetched: reading takes as long as multiplying."""
         part = stored(name)
         count, *widths = part.get_shape()
         ends = [*range(0, last or count, max(1, _BAND // math.prod(widths))), last or count]

@@ -3,10 +3,10 @@
     python -m convert.to_gguf --checkpoint merged/tiny --output tiny.gguf
     python -m convert.to_gguf --checkpoint merged/gpt2-345m --output gpt2-345m.gguf --dtype f16
 
---checkpoint is a Hugging Face folder, a run of this toolkit, or anything else that convert.merge_mp reads. --dtype is
-the type of matrices: f32 is exact, f16 rounds, q8_0 has 8 bits per weight and a scale per 32. The file appears only
-when it is complete; --force replaces an older one. Needs the package gguf (`pip install 'urls-to-gpt2[gguf]'`) and
-memory for a few copies of the largest tensor.
+--checkpoint is a Hugging Face folder, a run of this toolkit, or anything else that convert.merge_mp
+reads. --dtype is the type of matrices: f32 is exact, f16 rounds, q8_0 has 8 bits per weight and a
+scale per 32. The file appears only when it is complete; --force replaces an older one. Needs the
+package gguf (`pip install 'urls-to-gpt2[gguf]'`) and memory for a few copies of the largest tensor.
 """
 
 import sys

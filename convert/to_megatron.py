@@ -1,15 +1,16 @@
 """Write a GPT-2 as a Megatron-LM checkpoint for any number of tensor ranks and pipeline stages.
 
     python -m convert.to_megatron --checkpoint merged/tiny --output megatron-tp2 --tp 2 --format v3
-    python -m convert.to_megatron --checkpoint results/demo/models/tiny --output megatron-td --tp 2 --format torch_dist
+    python -m convert.to_megatron --checkpoint results/tiny --output td --tp 2 --format torch_dist
 
---checkpoint is a Hugging Face folder, a run of this toolkit, or anything else that convert.merge_mp reads. --format is
-v3 (today's GPTModel, one file per rank: load with --ckpt-format torch --transformer-impl local) or torch_dist (today's
-default, for any layout).
+--checkpoint is a Hugging Face folder, a run of this toolkit, or anything else that convert.merge_mp
+reads. --format is v3 (today's GPTModel, one file per rank: load with --ckpt-format torch
+--transformer-impl local) or torch_dist (today's default, for any layout).
 
-Weights are written bit for bit, in the source's type; the embedding is padded to a multiple of 128 x TP rows. Optimizer
-and random state are not written: load with --finetune, or --no-load-optim --no-load-rng. --output is a new folder.
-Needs no GPU, and memory for a few copies of the largest tensor.
+Weights are written bit for bit, in the source's type; the embedding is padded to a multiple of 128
+x TP rows. Optimizer and random state are not written: load with --finetune, or --no-load-optim
+--no-load-rng. --output is a new folder. Needs no GPU, and memory for a few copies of the largest
+tensor.
 """
 
 import sys

@@ -4,9 +4,10 @@
     python -m convert.verify merged/gpt2-345m
     python -m convert.verify megatron/gpt2-345m
 
-Compares every checksum that the folder has (manifest.json, training.json, the CRC32 in .pt and .distcp files), reads
-every tensor, checks shapes and ranks, and compares the copies that several ranks hold. Prints the origin and layout,
-and "whole". Otherwise exits with code 2, and one line names what is damaged, missing or copied. Writes nothing.
+Compares every checksum that the folder has (manifest.json, training.json, the CRC32 in .pt and
+.distcp files), reads every tensor, checks shapes and ranks, and compares the copies that several
+ranks hold. Prints the origin and layout, and "whole". Otherwise exits with code 2, and one line
+names what is damaged, missing or copied. Writes nothing.
 """
 
 import sys
@@ -23,7 +24,8 @@ from convert.command import SOURCE
 def check(path: Path, options: Options | None = None) -> Iterator[str]:
     """Yields lines about the checkpoint, the last one when everything was compared.
 
-    Raises CheckpointError or InputError naming the file, folder or tensor that is not as it was written.
+    Raises CheckpointError or InputError naming the file, folder or tensor that is not as it was
+    written.
     """
     from convert.assemble import check_parts
     from convert.sources.consistency import compare_replicas

@@ -1,8 +1,8 @@
-"""Check that a checkpoint's files belong together: one per rank, all of one save, none a copy of another's.
+"""Check that a checkpoint's files belong together: one per rank, all of one save, no copies.
 
-Optimizer files do not record the iteration, so one row of each tensor tells whether the float32 weights were rounded to
-the 16-bit weights of the model files. Copies of a tensor on several ranks should be equal bit for bit; a difference is
-the first sign of ranks that lost synchronisation.
+Optimizer files do not record the iteration, so one row of each tensor tells whether the float32
+weights were rounded to the 16-bit weights of the model files. Copies of a tensor on several ranks
+should be equal bit for bit; a difference is the first sign of ranks that lost synchronisation.
 """
 
 import math
@@ -30,7 +30,7 @@ Grid = list[list[Path]]
 def grid(paths: Iterable[Path], pattern: re.Pattern[str], *, sparse: bool = False) -> Grid:
     """The paths whose names match, by the numbers of the groups `row` and `column` (0 if absent).
 
-    Raises CheckpointError naming a file that is missing (`sparse`: whole rows may be missing) or is there twice.
+    Raises CheckpointError naming a missing or a second file; `sparse`: rows may be missing.
     """
     by_rank: dict[tuple[int, int], Path] = {}
     for path in sorted(paths):
@@ -53,7 +53,7 @@ def grid(paths: Iterable[Path], pattern: re.Pattern[str], *, sparse: bool = Fals
 def check_count(
     files: Grid, pattern: re.Pattern[str], axis: Literal["row", "column"], expected: int | None, what: str
 ) -> None:
-    """Raises CheckpointError naming a file unless the number of rows or columns is the recorded one."""
+    """Raises CheckpointError naming a file unless there are `expected` rows or columns."""
     count = len(files) if axis == "row" else len(files[0])
     if expected in (None, count):
         return
@@ -65,7 +65,7 @@ def check_count(
 
 
 def check_alike(files: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
-    """Raises CheckpointError naming a file that differs from the first in values that all files of a save share."""
+    """Raises CheckpointError naming a file that differs in values that a save's files share."""
     first: tuple[Path, Mapping[str, Any]] | None = None
     for path, values in files:
         first = first or (path, values)
@@ -89,7 +89,7 @@ def iteration_of(folder: Path, recorded: int | None) -> int | None:
 
 
 def check_agreement(rounded: Mapping[str, Sharded], masters: Mapping[str, Sharded]) -> None:
-    """Raises CheckpointError if the middle row of a tensor (no padding) differs by more than rounding."""
+    """Raises CheckpointError if the middle row of a tensor differs by more than rounding."""
     cure = f"{CURE}; without *_optim_states.pt the latter are taken"
     for name in rounded.keys() & masters.keys():
         if rounded[name].shape != masters[name].shape:
@@ -107,7 +107,7 @@ def check_agreement(rounded: Mapping[str, Sharded], masters: Mapping[str, Sharde
 
 
 def check_distinct(parts: Iterable[StoredTensor]) -> None:
-    """Raises CheckpointError if two parts of the weights are equal and not constant: a rank's file was copied."""
+    """Raises CheckpointError if two parts are equal and not constant: a rank's file was copied."""
     seen: dict[tuple[float, ...], StoredTensor] = {}
     for part in parts:
         start = part.rows(0, 1 if len(part.shape) > 1 else min(part.shape[0], 4096)).read()
@@ -136,8 +136,8 @@ class Replicas:
     compared: int = 0
     """Copies."""
     drifted: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
-    """By tensor and holder ("tensor rank 1"): the number of elements that differ from the tensor that is used, and the
-    largest difference, infinite or NaN if a value is."""
+    """By tensor and holder ("tensor rank 1"): the number of elements that differ from the tensor
+    that is used, and the largest difference, infinite or NaN if a value is."""
 
     def __str__(self) -> str:
         if not self.compared:
@@ -162,7 +162,7 @@ class Replicas:
 
 
 def compare_replicas(source: Source) -> Replicas:
-    """Compare every copy with the tensor that is used; CheckpointError for a copy of another shape."""
+    """Compare every copy with its tensor; CheckpointError for a copy of another shape."""
     compared, drifted = 0, {}
     for name, tensor in source.tensors.items():
         for holder, copy in tensor.copies.items():

@@ -1,8 +1,8 @@
-"""Folders of torch.distributed.checkpoint (DCP): `.metadata`, and records of tensors in `.distcp` files.
+"""Folders of torch.distributed.checkpoint (DCP): `.metadata`, and records in `.distcp` files.
 
-A record is an archive of torch.save inside a file; its tensors' data is located, not read. PyTorch's own reader calls
-`pickle.load` on `.metadata`, which runs whatever somebody put into the file. Here the file is read as plain data, and
-every value is checked.
+A record is an archive of torch.save inside a file; its tensors' data is located, not read.
+PyTorch's own reader calls `pickle.load` on `.metadata`, which runs whatever somebody put into the
+file. Here the file is read as plain data, and every value is checked.
 """
 
 import math
@@ -24,7 +24,7 @@ from training.checkpoint.files import StoredTensor
 
 T = TypeVar("T")
 Size = tuple[int, ...]
-# what files written by torch and megatron-core name; every class of it becomes a placeholder, and most are dropped
+# names in files of torch and megatron-core; each becomes a placeholder
 _NAMES = (
     "torch.distributed.checkpoint.",
     "torch.distributed._shard.sharded_tensor.metadata.",  # properties were here before torch 2.3
@@ -54,10 +54,10 @@ class Record(NamedTuple):
 
 
 def read_metadata(folder: Path) -> tuple[dict[str, DcpTensor], list[str], dict[tuple[str, Size], Record]]:
-    """The content of `.metadata`: tensors by key, keys of other objects, records by key and offset of the part.
+    """The content of `.metadata`: tensors by key, keys of objects, records by key and offset.
 
-    Raises CheckpointError if the file is missing or damaged, names a class that DCP does not write, or points outside
-    the folder.
+    Raises CheckpointError if the file is missing or damaged, names a class that DCP does not write,
+    or points outside the folder.
     """
     path = folder / ".metadata"
     with damage_named(path):
@@ -124,8 +124,8 @@ def _size(value: Any) -> Size:
 class Dcp:
     """The tensors of a folder by their keys; no file but `.metadata` has been read.
 
-    Raises CheckpointError if that is missing, damaged or not to be trusted. Its methods raise CheckpointError naming
-    the tensor and the file if a part is missing, damaged, or overlaps another.
+    Its methods raise CheckpointError naming the tensor and the file if a part is missing, damaged,
+    or overlaps another. See `read_metadata`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -137,10 +137,11 @@ class Dcp:
         self._checks: dict[Path, Callable[[], None]] = {}
 
     def sharded(self, key: str, shape: tuple[int, ...] | None = None) -> Sharded:
-        """A tensor as the blocks in the files; `shape` is its true shape if its parts may be stored flat.
+        """A tensor as the blocks in the files; give its true `shape` if its parts may be flat.
 
-        Until 0.15 megatron-core flattened the parts of its distributed optimizer's tensors and cut them where ranks
-        end: a tensor has the shape [parts along each dimension of the true shape, elements of a part].
+        Until 0.15 megatron-core flattened the parts of its distributed optimizer's tensors and cut
+        them where ranks end: a tensor has the shape [parts along each dimension of the true shape,
+        elements of a part].
         """
         *counts, size = stored_shape = self.shapes[key] or (0,)
         chunks = [Block(offset, self._stored(key, offset, size)) for offset, size in self._tensors[key].parts]
@@ -190,7 +191,7 @@ class Dcp:
 
     @contextmanager
     def _metadata_named(self) -> Iterator[None]:
-        """Add `.metadata` to an error: it has the places of records, so it may be the damaged file."""
+        """Add `.metadata` to an error: the places are from there, so it may be the damaged file."""
         try:
             yield
         except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoints of GPT-2: ZeRO 0 to 3, tensor ranks, pipeline modules; names of transformers or of Megatron.
+"""DeepSpeed's checkpoints: ZeRO 0 to 3, tensor ranks, pipelines; names of transformers or Megatron.
 
 The float32 weights of the optimizer files are preferred over the 16-bit weights of the model files.
 """
@@ -37,7 +37,7 @@ def matches(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, options: Options) -> Source:
-    """The checkpoint in a tag's folder. Raises CheckpointError with one line that names the file and the cure."""
+    """The checkpoint in a tag's folder. Raises CheckpointError naming the file and the cure."""
     save = open_save(folder)
     state, shards, model_weights = save.state, save.tensor_ranks, _model_weights(save)
     optimizer_weights, notes = _optimizer_weights(save)
@@ -100,7 +100,7 @@ def _model_weights(save: Save) -> Stages:
 
 
 def _optimizer_weights(save: Save) -> tuple[dict[str, Stages], tuple[str, ...]]:
-    """The float32 weights ("") and Adam's moments, and notes; empty if the files do not name them."""
+    """The float32 weights ("") and Adam's moments, empty if they have no names, and notes."""
     if not save.partitions:
         if save.state.get("param_shapes"):
             return {}, ("no *_optim_states.pt, which hold the float32 weights: those of the model files are taken",)
@@ -137,7 +137,7 @@ def _is_conv1d(stages: Stages, names: Mapping[str, Name]) -> bool:
 
 
 def _join(stages: Stages, names: Mapping[str, Name], conv1d: bool) -> dict[str, Sharded]:
-    """The model's tensors, joined over tensor ranks and stages; CheckpointError if they do not fit."""
+    """The model's tensors, joined over tensor ranks and stages."""
     joined: list[tuple[str, dict[str, Sharded]]] = []
     for stage, ranks in stages:
         renamed = [{names[key].ours(): rank[key] for key in rank if key in names} for rank in ranks]
@@ -149,7 +149,7 @@ def _join(stages: Stages, names: Mapping[str, Name], conv1d: bool) -> dict[str, 
 
 
 def _read_recorded(folder: Path, state: State, options: Options, megatron: bool) -> tuple[Recorded, Tokenizer | None]:
-    """The recorded settings, and the tokenizer of transformers' Trainer, which writes a config.json."""
+    """The recorded settings, and the tokenizer, which transformers' Trainer writes."""
     if megatron:
         recorded = read_args(fields(state.get("args")), options)
         tokens = number_in(fields(state.get("universal_checkpoint_info")).get("original_vocab_size"))

@@ -1,9 +1,9 @@
 """The files of a DeepSpeed save, opened and checked: they must be complete, and of one save.
 
-    mp_rank_MM_model_states.pt                          ZeRO 0 to 2, one per model-parallel rank
+    mp_rank_MM_model_states.pt                          ZeRO 0 to 2, per model-parallel rank
     zero_pp_rank_D_mp_rank_MM_model_states.pt           ZeRO 3, with empty weights
-    [bf16_]zero_pp_rank_D_mp_rank_MM_optim_states.pt    ZeRO 1 to 3, a partition of the float32 weights
-    layer_LL[-model_TT]-model_states.pt                 pipeline modules, one per layer and tensor rank TT
+    [bf16_]zero_pp_rank_D_mp_rank_MM_optim_states.pt    ZeRO 1 to 3, a part of the float32 weights
+    layer_LL[-model_TT]-model_states.pt                 pipeline modules, per layer, tensor rank TT
 
 D is the data rank. MM is the tensor rank; in a pipeline, stage x tensor ranks + tensor rank.
 """
@@ -80,10 +80,10 @@ class Save:
 
 
 def open_save(folder: Path) -> Save:
-    """Open every file. Raises CheckpointError naming one that is missing, damaged or of another save.
+    """Open every file. Raises CheckpointError naming a missing, damaged or foreign file.
 
-    Model files come first: the ranks that they record tell which optimizer files there are, and the parameters that
-    they list tell which layer files there are.
+    Model files come first: they record the ranks, so which optimizer files there are, and the
+    parameters, so which layer files there are.
     """
     model_files, optimizer_files, layer_files = (
         grid(folder.iterdir(), kind, sparse=kind is _LAYER) for kind in PATTERNS
@@ -129,7 +129,7 @@ def _open_partitions(files: Grid, model_files: Grid) -> list[list[Partition]]:
 
 
 def _open_layers(files: Grid, models: Sequence[Sequence[State]]) -> dict[int, list[dict[str, Sharded]]]:
-    """The tensors of the layer files by number; the numbers have gaps, but no module with parameters is missing."""
+    """The tensors of the layer files, by number; a module without parameters has no file."""
     layers = {
         int(re.findall(r"\d+", row[0].name)[0]): [dict(tensors_in(_open_state(path))) for path in row] for row in files
     }
@@ -141,7 +141,7 @@ def _open_layers(files: Grid, models: Sequence[Sequence[State]]) -> dict[int, li
 
 
 def _open_state(path: Path) -> State:
-    """The content of a file. Raises CheckpointError if it is empty, or split by DeepSpeed's AutoTP."""
+    """The content of a file. CheckpointError if it is empty, or split by DeepSpeed's AutoTP."""
     state = fields(load_pt(path))
     ranks = fields(fields(state.get("ds_config")).get("tensor_parallel")).get("autotp_size")
     if isinstance(ranks, int) and ranks > 1:
@@ -164,5 +164,5 @@ def param_shapes(state: State) -> list[dict[str, tuple[int, ...]]]:
 
 
 def tensors_in(tree: Any) -> Iterator[tuple[str, Sharded]]:
-    """The tensors of a state dict by key; keys of nested dicts (Megatron's) are joined with dots."""
+    """The tensors of a state dict by key; keys of nested dicts are joined with dots."""
     return ((key, whole(value)) for key, value in flatten(tree) if isinstance(value, StoredTensor))

@@ -12,16 +12,16 @@ from convert.arguments import Options
 from convert.sources.source import Source
 from training.huggingface.tokenizer import read_tokenizer
 
-# the first that matches is taken; each module has `matches(folder)` and `open_folder(folder, options)`
+# the first that matches; each module has `matches(folder)` and `open_folder(folder, options)`
 _FORMATS = ("ours", "torch_dist", "deepspeed", "megatron", "huggingface", "nanogpt", "llmc")
 _POINTERS = ("latest_checkpointed_iteration.txt", "latest")  # Megatron's; DeepSpeed's; and ours
 _SHOWN = 8  # candidates listed in a message
 
 
 def open_source(path: Path, options: Options | None = None) -> Source:
-    """The checkpoint in `path`: a run, an iteration, a tag, a Hugging Face folder, or one of llm.c's files.
+    """The checkpoint in `path`: a run, an iteration, a tag, a Hugging Face folder, a file of llm.c.
 
-    Raises CheckpointError of one line if there is none, or if it cannot be understood, InputError if the folder of
+    Raises CheckpointError if there is none, or if it cannot be understood, InputError if
     `options.tokenizer` has no tokenizer.
     """
     options, tokenizer = options or Options(), None
@@ -51,7 +51,7 @@ def _format_of(folder: Path) -> Any:
 
 
 def _locate(path: Path) -> Path:
-    """The folder of one checkpoint, or its only file. Raises CheckpointError if `path` does not lead to exactly one."""
+    """The folder, or the only file, of the checkpoint that `path` means. Raises CheckpointError."""
     if _format_of(path):
         return path
     if not path.is_dir():

@@ -1,4 +1,4 @@
-"""Read a Hugging Face GPT-2 folder of any age: safetensors or pytorch_model.bin, sharded or not, any float type."""
+"""Read a Hugging Face folder of any age: safetensors or pytorch_model.bin, any float type."""
 
 import os
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ _FACTS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version"
 
 
 def matches(folder: Path) -> bool:
-    """Whether it has a config.json, and weights, or no DeepSpeed checkpoint of transformers' Trainer."""
+    """Whether it has a config.json, and weights, or else no DeepSpeed checkpoint of the Trainer."""
     has_weights = any((folder / name).is_file() for name in _WEIGHT_FILES)
     return (folder / CONFIG).is_file() and (has_weights or not (folder / _POINTER).is_file())
 
@@ -118,7 +118,7 @@ def by_our_names(stored: Mapping[str, StoredTensor]) -> dict[str, Sharded]:
 
 
 def _with_tokens(recorded: Recorded, tokens: int, options: Options) -> Recorded:
-    """`recorded` with the tokenizer's vocabulary; CheckpointError if --vocab-size leaves tokens out."""
+    """With the tokenizer's vocabulary; CheckpointError if --vocab-size leaves tokens out."""
     if options.vocab_size is None:
         return replace(recorded, vocab_size=min(recorded.vocab_size or tokens, tokens))
     if options.vocab_size < tokens:
@@ -129,7 +129,7 @@ def _with_tokens(recorded: Recorded, tokens: int, options: Options) -> Recorded:
 
 
 def recorded_in(config: Mapping[str, Any], options: Options, place: str = CONFIG) -> Recorded:
-    """The settings in a config.json or another `place`, and the flags; CheckpointError if they contradict."""
+    """The settings in a config.json and the flags; CheckpointError if they contradict."""
     for flag, key, given in (
         ("--num-heads", "n_head", options.num_heads),
         ("--activation", "activation_function", options.activation),

@@ -1,11 +1,12 @@
-"""Megatron-LM's `mp_rank_*` checkpoints, from the 2019 fork to today: a file per tensor rank and pipeline stage.
+"""Megatron-LM's `mp_rank_*` checkpoints, from 2019 to today: a file per tensor rank and stage.
 
     iter_0000100/mp_rank_TT/model_optim_rng.pt          PP 1
     iter_0000100/mp_rank_TT_PPP/model_optim_rng.pt      PP 2 and more
 
-`model_rng.pt` if the distributed optimizer of 2022 wrote it; its own files are `mp_rank_…_DDD/optim.pt`, later
-`distrib_optim.pt`, and are not read. A file has `model`, or with an interleaved pipeline `model0`, `model1`, …: the
-model's layers are those of `model0` of every stage, then of `model1`. Each of these counts its layers from 0.
+`model_rng.pt` if the distributed optimizer of 2022 wrote it; its own files are
+`mp_rank_…_DDD/optim.pt`, later `distrib_optim.pt`, and are not read. A file has `model`, or with an
+interleaved pipeline `model0`, `model1`, …: the model's layers are those of `model0` of every stage,
+then of `model1`. Each of these counts its layers from 0.
 """
 
 import re
@@ -37,7 +38,7 @@ class _RankFile:
 
     path: Path
     chunks: tuple[Mapping[Name, Sharded], ...]
-    """The tensors of each `model`: of a stage, or of a part of it if the pipeline is interleaved."""
+    """The tensors of each `model`: a stage, or a part of it if the pipeline is interleaved."""
     names: str
     """The kind of its tensors' names, for people: "2019 names"."""
     version: float | None
@@ -51,7 +52,7 @@ def matches(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, options: Options) -> Source:
-    """The checkpoint in an `iter_*` or `release` folder; no tensor is read, unless args do not say if the head is tied.
+    """The checkpoint in an `iter_*` or `release` folder.
 
     Raises CheckpointError if ranks are missing or do not belong together, or if it is no GPT-2.
     """
@@ -78,7 +79,7 @@ def open_folder(folder: Path, options: Options) -> Source:
 
 
 def _open(folder: Path) -> list[list[_RankFile]]:
-    """Every file by stage, then by tensor rank. Raises CheckpointError unless all are there and of one save."""
+    """Every file by stage, then by tensor rank; CheckpointError unless they are one whole save."""
     folders = (path for path in folder.iterdir() if path.is_dir())
     # optim.pt alone: a data-parallel rank's part of the distributed optimizer
     ranks = grid((path for path in folders if _file_in(path) or not (path / "optim.pt").is_file()), _FOLDER)
@@ -120,7 +121,7 @@ def _file_in(folder: Path) -> Path | None:
 
 
 def _read(folder: Path, path: Path | None) -> _RankFile:
-    """Raises CheckpointError naming the file if it is damaged, holds no model or an unknown tensor."""
+    """A rank's file. CheckpointError if it is damaged, or holds no model or an unknown tensor."""
     if path is None:
         raise CheckpointError(f"{folder}: {_MODEL_FILES[0]} is missing")
     content = fields(load_pt(path))
@@ -173,7 +174,7 @@ def _age(keys: Sequence[str]) -> str:
 
 
 def _stages(files: Sequence[Sequence[_RankFile]]) -> Iterator[tuple[str, dict[str, Sharded]]]:
-    """(name, tensors) of every chunk of every stage, in the order of the layers, which get their numbers here."""
+    """(name, tensors) of every chunk of every stage, layers numbered over all of them."""
     chunks = len(files[0][0].chunks)
     before = 0  # layers
     for chunk in range(chunks):

@@ -1,8 +1,8 @@
-"""Tensor names of Megatron (2019 to today), DeepSpeed and Hugging Face -> ours: Hugging Face's, no `transformer.`.
+"""Tensor names of Megatron, DeepSpeed and Hugging Face -> ours, Hugging Face's without a prefix.
 
-DeepSpeed's pipelines number their modules: `3.input_layernorm.weight` is a tensor of layer_03-model_*; blocks are
-consecutive, and the last norm (`8.weight`) comes after them. `tied_modules.embed.word_embeddings.weight` is in the
-first and the last stage.
+DeepSpeed's pipelines number their modules: `3.input_layernorm.weight` is a tensor of
+layer_03-model_*; blocks are consecutive, and the last norm (`8.weight`) comes after them.
+`tied_modules.embed.word_embeddings.weight` is in the first and the last stage.
 """
 
 import re
@@ -37,7 +37,7 @@ class Name(NamedTuple):
     leaf: str
     """`wte.weight`, or without the layer `mlp.c_fc.weight`."""
     layer: int | None
-    """The number in the name; None for embeddings, the last norm and tensors that stack all layers."""
+    """The number in the name; None for tensors outside the layers, or stacked ones."""
     family: Family
     stacked: bool = False
     """The first dimension is the layer."""
@@ -73,8 +73,8 @@ def parse(key: str) -> Name | None:
 def translate(keys: Iterable[str], shared: Mapping[str, str]) -> dict[str, Name]:
     """The tensors that DeepSpeed's keys name; a pipeline module's number becomes that of the layer.
 
-    `shared` has the first name of a parameter by its second one; the second one of a tied embedding or head is left
-    out. Raises CheckpointError for an unknown key, or for names of both families.
+    `shared` has the first name of a parameter by its second one; the second one of a tied embedding
+    or head is left out. Raises CheckpointError for an unknown key, or for names of both families.
     """
     names: dict[str, Name] = {}
     for key in dict.fromkeys(keys):

@@ -1,10 +1,10 @@
-"""Read nanoGPT's ckpt.pt: PyTorch's matrices [out, in] under names of transformers, in a dict with its settings.
+"""Read nanoGPT's ckpt.pt: matrices [out, in] under names of transformers, beside the settings.
 
-    {"model": {"transformer.wte.weight": …, "_orig_mod.transformer.h.0.…": …}, "model_args": {"n_layer": 12, …},
-     "iter_num": 600000, "optimizer": …, "config": …}
+    {"model": {"transformer.wte.weight": …, "_orig_mod.transformer.h.0.…": …},
+     "model_args": {"n_layer": 12, …}, "iter_num": 600000, "optimizer": …, "config": …}
 
-With `bias` False in model_args, linear layers and norms have no biases; GPT-2 has, and zeros compute the same.
-Source: train.py and model.py of https://github.com/karpathy/nanoGPT
+With `bias` False in model_args, linear layers and norms have no biases; GPT-2 has, and zeros
+compute the same. Source: train.py and model.py of https://github.com/karpathy/nanoGPT
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ def matches(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, options: Options) -> Source:
-    """The model in ckpt.pt. Raises CheckpointError for anything that is not a whole GPT-2 of nanoGPT."""
+    """The model in ckpt.pt. CheckpointError for anything that is not a whole GPT-2 of nanoGPT."""
     path = folder / _FILE
     content = fields(load_pt(path))
     args, stored = fields(content.get("model_args")), fields(content.get("model"))

@@ -1,4 +1,4 @@
-"""Join the tensors of tensor-parallel ranks and pipeline stages, and derive the model's sizes from them."""
+"""Join the tensors of tensor ranks and pipeline stages, and derive the model's sizes from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from training.tensors import HEAD, Sizes, all_names, layer_of, leaf_of
 
 GPT2_VOCABULARY = 50257
 VOCABULARY_STEP = 128
-"""Megatron's make_vocab_size_divisible_by: the embedding has a multiple of this times the tensor ranks."""
+"""Megatron's make_vocab_size_divisible_by: rows of the embedding per tensor rank."""
 _HEAD_SIZE = 64  # of every GPT-2 that OpenAI published, and of Megatron's 2019 recipes
 _MAX_RANKS = 128
 
@@ -55,7 +55,7 @@ def join_ranks(ranks: Sequence[Mapping[str, Sharded]], conv1d: bool = False) -> 
 
 
 def join_stages(stages: Sequence[tuple[str, Mapping[str, Sharded]]]) -> dict[str, Sharded]:
-    """The model's tensors from those of its (named) pipeline stages; a second `wte.weight` becomes a copy.
+    """The model's tensors from those of its pipeline stages; a second `wte.weight` is a copy.
 
     Raises CheckpointError if a tensor is in two stages, or two stages have the same weights.
     """
@@ -78,7 +78,7 @@ def join_stages(stages: Sequence[tuple[str, Mapping[str, Sharded]]]) -> dict[str
 
 
 def tie_head(tensors: dict[str, Sharded], tied: bool | None) -> tuple[dict[str, Sharded], tuple[str, ...]]:
-    """The tensors with a tied head as a copy of `wte.weight`, and a note; `tied` is the recorded setting.
+    """The tensors with a tied head as a copy of `wte.weight`, and a note; `tied`: as recorded.
 
     In Megatron-core the last pipeline stage has the tied weight under the head's name.
     """
@@ -94,7 +94,7 @@ def tie_head(tensors: dict[str, Sharded], tied: bool | None) -> tuple[dict[str, 
 def qkv_order(
     recorded: Any, options: Options, shards: int, *, default: int | None = None, what: str = "checkpoint_version"
 ) -> QKV:
-    """The order of the qkv rows; `what` names the recorded version. CheckpointError if it is unknown."""
+    """The order of the qkv rows; `what` names the recorded version. Raises CheckpointError."""
     given = options.qkv_version
     for name, version in ((what, recorded), ("--qkv-version", given)):
         if version is not None and version not in range(4):
@@ -169,7 +169,7 @@ def architecture(
 
 
 def true_vocabulary(rows: int, recorded: int | None) -> tuple[int, tuple[str, ...]]:
-    """The number of `rows` that are tokens, and a note. CheckpointError if there are fewer than `recorded`."""
+    """The number of `rows` that are tokens, and a note. CheckpointError if `recorded` is more."""
     if recorded is not None and recorded > rows:
         raise CheckpointError(
             f"--vocab-size, or vocab_size as recorded, is {recorded}, but the embedding has {rows} rows"

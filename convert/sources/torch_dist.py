@@ -1,11 +1,12 @@
 """Megatron-core's `torch_dist` checkpoints, its default since 2024.
 
-iter_0000100/  .metadata, __RANK_N.distcp   tensors of the whole model (torch.distributed.checkpoint)
-               metadata.json                {"sharded_backend": "torch_dist", …}
-               common.pt                    args, iteration, step; from core 0.19 an object among the tensors
+    .metadata, __RANK_N.distcp   tensors of the whole model (torch.distributed.checkpoint)
+    metadata.json                {"sharded_backend": "torch_dist", …}
+    common.pt                    args, iteration, step; since core 0.19 an object of .metadata
 
-Keys are those of the model, bare or under `model.` or `module.`. Layers are stacked along a leading dimension, or
-numbered. Masters and moments lie under `optimizer.state.`, unless the optimizer was saved in flat buffers.
+Keys are those of the model, bare or under `model.` or `module.`. Layers are stacked along a leading
+dimension, or numbered. Masters and moments lie under `optimizer.state.`, unless the optimizer was
+saved in flat buffers.
 """
 
 import re
@@ -103,7 +104,7 @@ def _backend(folder: Path) -> Mapping[str, Any]:
 
 
 def _read_common(dcp: Dcp) -> Mapping[str, Any]:
-    """The content that is not a tensor: args, iteration, the optimizer's step. Empty if there is none."""
+    """The content without tensors: args, iteration, the optimizer's step."""
     path = dcp.folder / "common.pt"
     if path.exists():
         return fields(load_pt(path))
@@ -115,7 +116,7 @@ def _read_common(dcp: Dcp) -> Mapping[str, Any]:
 
 
 def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:
-    """The keys of weights (""), moments and masters, and notes about the optimizer state that is left out."""
+    """The keys of weights (""), moments and masters, and notes about what is left out."""
     kinds: dict[str, dict[str, Name]] = {kind: {} for kind in ("", *ADAMW, *_MASTERS)}
     flat, left = any("optimizer.distributed." in key for key in dcp.objects), set[str]()
     for key in dcp.shapes:
@@ -145,7 +146,7 @@ def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:
 def _load(
     dcp: Dcp, keys: _Keys, shapes: Mapping[tuple[str, int | None], tuple[int, ...]] | None = None
 ) -> dict[str, Sharded]:
-    """The tensors of keys by our names, stacked ones as one per layer; `shapes` are those of the weights."""
+    """The tensors of keys by our names, stacked ones split; `shapes` are the weights' shapes."""
     tensors: dict[str, Sharded] = {}
     for key, name in keys.items():
         tensor = dcp.sharded(key, (shapes or {}).get((name.leaf, name.layer)))
@@ -159,7 +160,7 @@ def _load(
 
 
 def _step(common: Mapping[str, Any]) -> int | None:
-    """The optimizer's steps: the first count in it, or in one of its chained optimizers, which have numbers."""
+    """The optimizer's steps: the first count in it, or in its chained optimizers."""
     outer = fields(common.get("optimizer"))
     counts: list[Any] = []
     for chained in [outer, *(fields(each) for key, each in outer.items() if isinstance(key, int))]:

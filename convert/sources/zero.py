@@ -1,9 +1,9 @@
-"""Where ZeRO's flat partitions hold each parameter. Source: DeepSpeed, deepspeed/utils/zero_to_fp32.py.
+"""Where ZeRO's flat partitions hold each parameter. Source: deepspeed/utils/zero_to_fp32.py.
 
-Stages 1 and 2, per group of parameters: [p0 p1 p2 … alignment], cut into one equal partition per data rank
-Stage 3, per data rank: [its share of p0, of p1, …], a share is ceil(size / ranks) elements; groups follow each other
+    stages 1, 2    each group of parameters: [p0 p1 p2 … alignment], an equal part per data rank
+    stage 3        each data rank: [its share of p0, of p1, …], ceil(size / ranks) elements each
 
-A *_optim_states.pt holds one data rank's partition of the float32 weights and of both moments of Adam.
+A *_optim_states.pt holds a data rank's partition of the float32 weights and of Adam's moments.
 """
 
 import math
@@ -36,7 +36,7 @@ class Partition:
     ranks: int | None
     """Data ranks that share the parameters; None if the file does not say."""
     masters: tuple[StoredTensor, ...]
-    """Flat weights, float32 unless configured otherwise; empty if the file has none under a known name."""
+    """Flat weights, float32 unless configured otherwise."""
     moments: Mapping[str, tuple[StoredTensor, ...]]
     """`exp_avg` and `exp_avg_sq`, flat as the masters; empty for other optimizers than Adam."""
     step: int | None
@@ -58,7 +58,7 @@ class Partition:
 
 
 def read_partition(path: Path) -> Partition:
-    """Open a file; no tensor data but the step is read. Raises CheckpointError if it is no optimizer file."""
+    """Open a file; of its tensors only the step is read. CheckpointError if it is another file."""
     content = fields(load_pt(path))
     states = fields(content.get(_STATES))
     stage3 = _STAGE3 in states
@@ -85,9 +85,9 @@ def read_partition(path: Path) -> Partition:
 
 
 def cut(row: Sequence[Partition], shapes: Sequence[Shapes]) -> dict[str, dict[str, Sharded]]:
-    """A model-parallel rank's float32 weights ("") and both moments by name, from its data ranks' partitions in order.
+    """A model-parallel rank's float32 weights ("") and moments by name, from its partitions.
 
-    `shapes` is the model file's param_shapes: per group, the parameters in the order of the flat data.
+    `shapes` is the model file's param_shapes: the parameters of each group, in order.
     """
     flats = {"": [partition.masters for partition in row]}
     moments = {kind: [partition.moments.get(kind, ()) for partition in row] for kind in ADAMW}
@@ -115,10 +115,10 @@ def _cut(first: Partition, shapes: Sequence[Shapes], ranks: Sequence[Sequence[St
 
 
 def cut_group(shapes: Shapes, partitions: Sequence[StoredTensor], paddings: Sequence[int] = ()) -> dict[str, Sharded]:
-    """Stages 1 and 2: the parameters of one group, from its partitions in the order of the data ranks.
+    """Stages 1 and 2: the parameters of a group, from its partitions in order of the data ranks.
 
-    `paddings` are the elements after each parameter, if the writer aligned them. Raises CheckpointError if the
-    partitions do not hold exactly these parameters.
+    `paddings`: elements after each parameter. Raises CheckpointError if the partitions do not hold
+    exactly these parameters.
     """
     paddings = paddings or [0] * len(shapes)
     sizes = (math.prod(shape) + padding for shape, padding in zip(shapes.values(), paddings, strict=True))

@@ -1,7 +1,8 @@
 """Write a source as the file of llama.cpp, GGUF, for its architecture `gpt2`.
 
-Matrices are [out, in], qkv rows [(q, k, v), head, dim]; without `output.weight` the head is the embedding. Vectors and
-positions are float32, as in llama.cpp's own converter, convert_hf_to_gguf.py. The format: docs/gguf.md of ggml.
+Matrices are [out, in], qkv rows [(q, k, v), head, dim]; without `output.weight` the head is the
+embedding. Vectors and positions are float32, as in llama.cpp's own converter,
+convert_hf_to_gguf.py. The format: docs/gguf.md of ggml.
 """
 
 import math
@@ -27,7 +28,8 @@ _FORMS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
 def write(source: Source, path: Path, dtype: str) -> None:
     """Write the file, a tensor at a time, matrices as `dtype`: f32, f16 or q8_0.
 
-    Raises InputError for what llama.cpp cannot load, CheckpointError if a value is too large, OSError naming the file.
+    Raises InputError for what llama.cpp cannot load, CheckpointError if a value is too large,
+    OSError naming the file.
     """
     vocabulary = _check(source, kind := gguf.GGMLQuantizationType[dtype.upper()])
     shapes = {name: leaf_of(name).shape(source.model.sizes) for name in written_shapes(source)}  # [out, in]
@@ -98,7 +100,7 @@ def _describe(writer: gguf.GGUFWriter, source: Source, vocabulary: Vocabulary) -
 
 
 def _chat_template(files: dict[str, Path]) -> str | None:
-    """The template that transformers takes: of chat_template.jinja, else of tokenizer_config.json the default."""
+    """The template that transformers takes; of several in tokenizer_config.json, the default."""
     if "chat_template.jinja" in files:
         return read_text(files["chat_template.jinja"])
     path = files.get("tokenizer_config.json")

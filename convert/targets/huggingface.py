@@ -2,13 +2,13 @@
 
     DIR/config.json               for transformers, vLLM and llama.cpp's converter
         generation_config.json    the tokens that begin, end and pad a text
-        model.safetensors         or model-00001-of-0000N.safetensors and model.safetensors.index.json
+        model.safetensors         or model-00001-of-0000N.safetensors and their index
         tokenizer.json vocab.json merges.txt tokenizer_config.json     if the tokenizer is known
         README.md merge_report.json training.json                      by convert.merge_mp
 
-Names are under `transformer.`, matrices are Conv1D's [in, out], qkv columns are [(q, k, v), head, dim], the head is
-written only if it is not tied. The order of tensors is the model's, so that equal weights give equal files whatever
-layout they come from.
+Names are under `transformer.`, matrices are Conv1D's [in, out], qkv columns are [(q, k, v), head,
+dim], the head is written only if it is not tied. The order of tensors is the model's, so that equal
+weights give equal files whatever layout they come from.
 """
 
 import math
@@ -49,8 +49,9 @@ def write_folder(
 ) -> Files:
     """Write all files but the report and training.json to `folder`, which exists and is empty.
 
-    `dtype` None keeps the source's type, bit for bit. `progress` is called with the number of bytes after each tensor.
-    Raises OSError naming the file if the disk is full, CheckpointError if a value is too large for `dtype`.
+    `dtype` None keeps the source's type, bit for bit. `progress` is called with the number of bytes
+    after each tensor. Raises OSError naming the file if the disk is full, CheckpointError if a
+    value is too large for `dtype`.
     """
     dtype = dtype or widest_dtype(source)
     shapes = written_shapes(source)
@@ -87,7 +88,7 @@ def written_shapes(source: Source) -> dict[str, tuple[int, ...]]:
 
 
 def split_into_shards(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
-    """The names in each file, as transformers splits them: a tensor above the limit has a file of its own."""
+    """The names in each file, split as by transformers: a larger tensor has its own file."""
     shards: list[list[str]] = []
     current: list[str] = []
     used = 0
@@ -104,7 +105,7 @@ def split_into_shards(sizes: Mapping[str, int], limit: float) -> list[list[str]]
 
 
 def tokenizer_of(source: Source) -> Tokenizer | None:
-    """The source's tokenizer, or GPT-2's published one if it has none and the vocabulary has that size."""
+    """The source's tokenizer, or GPT-2's if it has none and the vocabulary has that size."""
     own = any(path.name in VOCABULARIES for path in source.tokenizer_files)
     if source.tokenizer is None and source.model.vocab_size == GPT2_VOCABULARY and not own:
         return Tokenizer()
@@ -131,7 +132,7 @@ def check_tokenizer(source: Source) -> str:
 
 
 def _special_tokens(source: Source, *records: Mapping[str, Any]) -> dict[str, Any]:
-    """bos_token_id, eos_token_id and pad_token_id: the first that is recorded, else the tokenizer's end-of-text.
+    """SPECIAL_TOKENS: the first record that has each decides, else the tokenizer's end-of-text.
 
     A source that has a tokenizer_config.json names its padding token there, or has none.
     """
@@ -162,7 +163,7 @@ def generation_config(source: Source) -> dict[str, Any]:
 
 
 def _write_tokenizer(folder: Path, source: Source) -> None:
-    """Copy a Hugging Face source's own files; write those that are missing and can be made from its vocabulary."""
+    """Copy a Hugging Face source's own files; others are made from the vocabulary."""
     tokenizer = tokenizer_of(source)
     if tokenizer is not None and vocabulary_size(tokenizer) is not None:
         write_tokenizer(folder, tokenizer, source.model.n_positions)

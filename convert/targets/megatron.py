@@ -1,13 +1,13 @@
 """Write a source as Megatron-LM's `mp_rank_*` files, for the GPTModel of today.
 
     latest_checkpointed_iteration.txt             the iteration, or `release`
-    iter_0000100/mp_rank_TT/model_optim_rng.pt    one file per tensor rank (release/ without an iteration)
+    iter_0000100/mp_rank_TT/model_optim_rng.pt    per tensor rank (release/ without an iteration)
     iter_0000100/mp_rank_TT_PPP/…                 and per pipeline stage, if there are several
 
-A file holds args, checkpoint_version 3.0, iteration and model; each stage counts its layers from 0. Megatron-LM reads
-it with `--ckpt-format torch --transformer-impl local`. There is no optimizer and no random state: `--finetune`, or
-`--no-load-optim --no-load-rng`. Memory is that of `assemble`: each tensor is written to the files of all its ranks
-before the next one is read.
+A file holds args, checkpoint_version 3.0, iteration and model; each stage counts its layers from 0.
+Megatron-LM reads it with `--ckpt-format torch --transformer-impl local`. There is no optimizer and
+no random state: `--finetune`, or `--no-load-optim --no-load-rng`. Memory is that of `assemble`:
+each tensor is written to the files of all its ranks before the next one is read.
 """
 
 from argparse import Namespace
@@ -35,7 +35,8 @@ _PREFIXES = {"wte": "embedding.", "wpe": "embedding.", "ln_f": "decoder.", "lm_h
 def write_v3(source: Source, folder: Path, *, tp: int, pp: int) -> None:
     """Write the run of a source to `folder`, which is empty, as Megatron-LM does since 2023.
 
-    Raises CheckpointError if the ranks do not divide the model; OSError naming the file if the disk is full.
+    Raises CheckpointError if the ranks do not divide the model; OSError naming the file if the disk
+    is full.
     """
     args = {**args_of(source, tp, pp), "world_size": tp * pp}
     content = {"checkpoint_version": 3.0, "iteration": source.iteration or 0}
@@ -69,7 +70,7 @@ def begin_run(source: Source, folder: Path, tp: int, pp: int) -> Path:
 
 
 def key_of(leaf: Leaf, layer: str = "", *, folded: bool = False) -> str:
-    """Megatron-core's key; `layer` is `3.` in names that are not stacked, `folded` puts norms into linear layers."""
+    """Megatron-core's key; `layer`: `3.`, or empty in stacked names; `folded`: in linear layers."""
     prefix = _PREFIXES.get(leaf.module.name, f"decoder.layers.{layer}")
     stem = leaf.module.folded if folded else ""
     return f"{prefix}{stem or f'{leaf.module.core}.'}{leaf.kind}"
@@ -115,8 +116,8 @@ def _reserve(path: Path, content: Mapping[str, Any], model: Mapping[str, Tensor]
 def _fill(stored: StoredTensor, tensor: Tensor, dim: int | None, rank: int) -> None:
     """Write a rank's part of a tensor where `stored` lies.
 
-    Padding rows of the embedding repeat its last row, as in Megatron-LM's own converter: zeros would give these tokens
-    a logit of 0, above that of most tokens of a trained GPT-2.
+    Padding rows of the embedding repeat its last row, as in Megatron-LM's own converter: zeros
+    would give these tokens a logit of 0, above that of most tokens of a trained GPT-2.
     """
     part = tensor
     if dim is not None:

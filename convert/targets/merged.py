@@ -1,4 +1,4 @@
-"""The folder of convert.merge_mp: a Hugging Face folder with its proof, model card, report and hashes."""
+"""The folder of convert.merge_mp: Hugging Face's, with proof, model card, report and hashes."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +28,10 @@ Files = Mapping[Any, Mapping[str, Any]]
 
 
 def write(source: Source, folder: Path, *, dtype: str | None, max_shard_size: int) -> tuple[str, Proof]:
-    """Write and prove the folder, which is empty; returns a description, and the proof. Raises ProofError.
+    """Write and prove the folder, which is empty; returns a description, and the proof.
 
-    Hashes and compares the source's files and computes its logits at the same time, so each file is read once.
+    Hashes and compares the source's files and computes its logits concurrently, so each file is
+    read from disk once. Raises ProofError.
     """
     kept: torch.dtype = getattr(torch, dtype) if dtype else widest_dtype(source)
     name = str(kept).removeprefix("torch.")
@@ -75,7 +76,7 @@ def _hash(path: Path, count: Callable[[int], None]) -> dict[str, Any]:
 def _report(
     source: Source, dtype: str, read: Files, replicas: Replicas, proof: Proof, written: Files
 ) -> dict[str, Any]:
-    """The content of merge_report.json (docs/convert.md); `read` are the source's files, `written` the folder's."""
+    """The content of merge_report.json; docs/convert.md explains it."""
     folder, used = source.path, versions()
     return {
         "format": 1,

@@ -18,7 +18,7 @@ from training.tensors import leaf_of
 
 
 def check_fits(source: Source, experiment: Experiment, name: str) -> None:
-    """Raises CheckpointError if our GPT-2 with the settings of the model `name` is not the source's model."""
+    """Raises CheckpointError if the source's model is not that of the experiment `name`."""
     theirs, ours = source.model, experiment.model
     for key, size, flag in (
         ("n_layer", theirs.n_layer, ""),
@@ -52,7 +52,7 @@ def describe_moments(source: Source, optimizer: str) -> str:
 
 
 def write(source: Source, folder: Path, plan: Plan) -> Path:
-    """Write `folder`/iter_*: weights, and the moments of the plan's optimiser, zeros unless the source has them.
+    """Write `folder`/iter_*: weights, and the moments of the plan's optimiser, zeros if absent.
 
     Returns the checkpoint's folder. Memory: one tensor per writing thread.
     """
@@ -73,7 +73,7 @@ def write(source: Source, folder: Path, plan: Plan) -> Path:
 
 
 def progress(source: Source, plan: Plan) -> Progress:
-    """Where the training continues; uncounted samples are the iterations times the plan's batch size."""
+    """Where the training continues; unknown samples are iterations x the plan's batch size."""
     iteration, consumed = source.iteration or 0, source.consumed_samples
     return Progress(iteration, iteration * plan.experiment.train.global_batch_size if consumed is None else consumed)
 
@@ -101,8 +101,9 @@ class _Assembled(Mapping[str, Tensor]):
     def _second_moment(self, momentum: Tensor) -> Tensor:
         """AdamW's second moment of a matrix, from its momentum: the same for all elements.
 
-        Of gradients that are mostly noise, an average with the decay rate b has (1 - b) / (1 + b) of the variance. A
-        second moment of 0 makes the first steps ten times too large (docs/optimizers.md).
+        Of gradients that are mostly noise, an average with the decay rate b has (1 - b) / (1 + b)
+        of the variance. A second moment of 0 makes the first steps ten times too large
+        (docs/optimizers.md).
         """
         decay, beta2 = self.train.muon_momentum, self.train.betas[1]
         variance = momentum.square().mean() * (1 + decay) / (1 - decay)

@@ -37,7 +37,8 @@ from training.parallel.sizes import padded_vocab_size
 from training.tensors import HEAD, LAYER_LEAVES, ROOT_LEAVES, VOCABULARY
 
 _FILE = 1 << 30  # bytes after which another file is begun: readers open several at a time
-# loading a model needs the (empty) extra state of these; the third exists only with Transformer Engine
+# loading a model needs the (empty) extra state of these; the third exists only with Transformer
+# Engine
 _EXTRA_STATE = (
     "self_attention.linear_qkv",
     "self_attention.linear_proj",
@@ -50,8 +51,9 @@ _EXTRA_STATE = (
 def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
     """Write `source` into the existing, empty `folder`, a tensor at a time.
 
-    The tensors are whole and load in any layout; `tp` decides the padding of the vocabulary. Raises CheckpointError if
-    tp x pp ranks do not divide the model, and OSError if a file cannot be written.
+    The tensors are whole and load in any layout; `tp` decides the padding of the vocabulary. Raises
+    CheckpointError if tp x pp ranks do not divide the model, and OSError if a file cannot be
+    written.
     """
     model = source.model
     recorded, rows = args_of(source, tp, pp, "torch_dist"), padded_vocab_size(model.vocab_size, tp)
