@@ -5,7 +5,7 @@ name becomes a new empty class that keeps what the pickle gives it (`Placeholder
 
     since torch 1.6    zip archive, not compressed: data.pkl, and data/KEY for each storage, each
                        with a CRC32 (or 0)
-    before             pickles: magic number, 1001, sizes of C types, the object, its storages' keys;
+    before             pickles: magic number, 1001, sizes of C types, object, keys of its storages;
                        then per key the number of elements (little-endian int64) and the data
 
 A storage in the pickle is a persistent id: ("storage", type, key, location, elements; before torch
@@ -119,13 +119,13 @@ def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def enum_member(value: Any) -> str | None:
-    """The name of an Enum's member, if pickled as `getattr(CLASS, NAME)` by Python before 3.11.4."""
+    """The name of an Enum's member that Python before 3.11.4 pickled as `getattr(CLASS, NAME)`."""
     is_member = isinstance(value, Placeholder) and value.name == "builtins.getattr" and len(value.args) == 2
     return str(value.args[1]) if is_member else None
 
 
 def number_in(*values: Any) -> int | None:
-    """The first value that is a number, or a tensor or an enumeration's member with a number."""
+    """The first value that is a number, or a tensor or an enumeration's member of one."""
     for value in values:
         plain = next(iter(value.args), None) if isinstance(value, Placeholder) else value
         if isinstance(plain, StoredTensor):

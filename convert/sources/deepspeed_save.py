@@ -31,7 +31,7 @@ _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<column>\d+)_mp_rank_(
 _LAYER = re.compile(r"layer_(?P<row>\d+)(?:-model_(?P<column>\d+))?-model_states\.pt")
 PATTERNS = (_MODEL, _OPTIMIZER, _LAYER)
 """The names of the three kinds of files."""
-_SAME = ("ds_version", "global_steps", "iteration", "dp_world_size", "mp_world_size")  # in all model files of a save
+_NUMBERS = ("global_steps", "iteration", "dp_world_size", "mp_world_size")  # the same in all model files of a save
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,11 @@ def _open_models(files: Grid) -> list[list[State]]:
     """The content of the model files, which share versions, counters and numbers of ranks."""
     models = [[_open_state(path) for path in row] for row in files]
     check_alike(
-        (path, {"module": "module" in state} | {key: _plain(state.get(key)) for key in _SAME})
+        (
+            path,
+            {"module": "module" in state, "ds_version": state.get("ds_version")}
+            | {key: number_in(state.get(key)) for key in _NUMBERS},
+        )
         for paths, states in zip(files, models, strict=True)
         for path, state in zip(paths, states, strict=True)
     )
@@ -152,10 +156,6 @@ def _open_state(path: Path) -> State:
     if not state:
         raise CheckpointError(f"{path}: holds no dict of values; copy it again from the run")
     return state
-
-
-def _plain(value: Any) -> Any:
-    return number_in(value) if isinstance(value, StoredTensor) else value
 
 
 def param_shapes(state: State) -> list[dict[str, tuple[int, ...]]]:

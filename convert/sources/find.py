@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +85,8 @@ def _locate(path: Path) -> Path:
 
 
 def _list(names: Iterable[str]) -> str:
-    first = list(islice(names, _SHOWN + 1))
-    return ", ".join([*first[:_SHOWN], *(["…"] if len(first) > _SHOWN else [])])
+    all_names = list(names)
+    return ", ".join(all_names[:_SHOWN] + ["…"] * (len(all_names) > _SHOWN))
 
 
 def _read_pointer(path: Path) -> str:

@@ -137,24 +137,22 @@ def recorded_in(config: Mapping[str, Any], options: Options, place: str = CONFIG
         said = "gelu_new" if config.get(key) == "gelu_pytorch_tanh" else config.get(key)
         if given is not None and said not in (None, given):
             raise CheckpointError(f"{flag} is {given}, but {place} says {key} {config[key]}; leave the flag out")
-    sizes = {key: config[key] for key in ("n_layer", "n_embd", "n_positions") if config.get(key)}
-    n_inner = config.get("n_inner") or 4 * config.get("n_embd", 0)
+    sizes = {key: config.get(key) for key in ("n_layer", "n_embd", "n_positions")}
+    sizes["n_inner"] = config.get("n_inner") or 4 * config.get("n_embd", 0)
     dropouts = [config.get(key, 0.1) for key in DROPOUTS]
-    activation, notes = config.get("activation_function"), ()
+    activation, notes = config.get("activation_function"), list[str]()
     if activation == "gelu":
-        notes += (f"GELU is the erf form, as {place} says; GPT-2's is the tanh form",)
+        notes.append(f"GELU is the erf form, as {place} says; GPT-2's is the tanh form")
     if len(set(dropouts)) > 1:
-        notes += (f"of the dropout probabilities in {place}, {DROPOUTS[0]}'s {dropouts[0]} is kept for all",)
+        notes.append(f"of the dropout probabilities in {place}, {DROPOUTS[0]}'s {dropouts[0]} is kept for all")
     return Recorded(
         n_head=options.num_heads or config.get("n_head"),
         vocab_size=options.vocab_size or config.get("vocab_size"),
-        sizes={
-            key: (f"{place}'s {key}", size) for key, size in (sizes | ({"n_inner": n_inner} if n_inner else {})).items()
-        },
+        sizes={key: (f"{place}'s {key}", size) for key, size in sizes.items() if size},
         constants={
             "activation": activation or options.activation or ACTIVATIONS[0],
             "layer_norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
             "dropout": dropouts[0],
         },
-        notes=notes,
+        notes=tuple(notes),
     )

@@ -1,4 +1,4 @@
-"""A tensor-parallel run becomes one folder that transformers loads with equal logits, or nothing at all."""
+"""A tensor-parallel run becomes a folder that transformers loads with equal logits, or nothing."""
 
 import json
 import os
@@ -75,8 +75,8 @@ def test_transformers_loads_the_merged_folder_with_equal_logits(
 
 def test_only_force_replaces_an_older_result(run: Path, older: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def iteration() -> int:
-        found: int = json.loads((older / "merge_report.json").read_text())["source"]["iteration"]
-        return found
+        number: int = json.loads((older / "merge_report.json").read_text())["source"]["iteration"]
+        return number
 
     first, arguments = files_of(older), ("--checkpoint", run, "--output", older)
     tenth = ("--checkpoint", run / "iter_0000010", "--output", older, "--force")

@@ -102,7 +102,7 @@ def test_without_a_common_part_heads_and_vocabulary_must_be_given(folder: Path) 
     ],
 )
 def test_masters_and_moments_are_read(folder: Path, add: Any, tp: int, stacked: bool, master: str) -> None:
-    """Until 0.15 as [parts along each dimension, elements of a part], cut anywhere in the last one."""
+    """Until 0.15 as [parts along each dimension, elements of a part], cut anywhere in the last."""
     step = {"state": {"common_step": torch.tensor(97.0)}} if tp == 2 else {}
     common = {"optimizer": {"optimizer": {**step, "param_groups": [{"lr": 0.1}]}}}
     writer = write_folder(folder, half(), tp=tp, stacked=stacked, common=common)

@@ -1,4 +1,4 @@
-"""Files for Megatron-LM and Megatron-core are those that it writes itself, and come back bit by bit."""
+"""Files for Megatron-LM and Megatron-core equal what they write, and come back bit by bit."""
 
 import json
 import os
@@ -48,18 +48,18 @@ def test_a_file_has_what_megatron_writes(tensor: int, pipeline: int, made: Calla
     for stage in range(pipeline):
         for rank in range(tensor):
             path = tmp_path / "iter_0000100" / folder_name(layout, stage, rank) / "model_optim_rng.pt"
-            found = torch.load(path, weights_only=False)
+            content = torch.load(path, weights_only=False)
             expected = content_of(layout, truth(), stage, rank)
             expected["model"].pop("output_layer._extra_state", None)  # Megatron sets it itself where it is missing
-            assert found["iteration"] == 100 and found.keys() == expected.keys()
-            assert found["checkpoint_version"] == 3.0
-            assert_equal(found["model"], expected["model"])
-            assert all(value.dtype == torch.float16 for value in found["model"].values())
-            assert vars(expected["args"]).items() <= (vars(found["args"]) | {"rank": 0}).items()
+            assert content["iteration"] == 100 and content.keys() == expected.keys()
+            assert content["checkpoint_version"] == 3.0
+            assert_equal(content["model"], expected["model"])
+            assert all(value.dtype == torch.float16 for value in content["model"].values())
+            assert vars(expected["args"]).items() <= (vars(content["args"]) | {"rank": 0}).items()
 
 
 def test_megatron_core_finds_its_keys_and_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DCP's own reader; what Megatron-LM's check_checkpoint_args reads; the file that names the backend."""
+    """DCP's own reader; what Megatron-LM's check of args reads; the file that names the backend."""
     monkeypatch.setattr(torch_dist, "_FILE", 1 << 16)  # several files
     torch_dist.write(source_of(truth(), iteration=100), tmp_path, tp=2, pp=2)
     folder = tmp_path / "iter_0000100"
