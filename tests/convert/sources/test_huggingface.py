@@ -106,18 +106,13 @@ def test_what_transformers_writes_is_read_with_its_constants(tmp_path: Path) -> 
     model = GPT2LMHeadModel(GPT2Config(**SIZES, **constants, bos_token_id=1, eos_token_id=2)).eval()
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     source = read(tmp_path)
-    read_model = source.model
-    assert (read_model.n_inner, read_model.activation, read_model.layer_norm_epsilon, read_model.dropout) == (
-        48,
-        "gelu",
-        1e-6,
-        0.2,
-    )
+    sizes = source.model
+    assert (sizes.n_inner, sizes.activation, sizes.layer_norm_epsilon, sizes.dropout) == (48, "gelu", 1e-6, 0.2)
     assert (source.facts["bos_token_id"], source.facts["eos_token_id"]) == (1, 2)
     expected = model.transformer.state_dict()
     for name, tensor in expected.items():
         assert torch.equal(assemble(source, name, qkv=QKV(0), conv1d=True), tensor), name
-    assert read_model.tied and len(source.tensors) == len(expected)
+    assert sizes.tied and len(source.tensors) == len(expected)
 
 
 def test_a_head_that_is_not_tied_is_kept_if_config_says_so(tmp_path: Path) -> None:
@@ -170,15 +165,11 @@ REFUSED: list[tuple[Change, dict[str, Any], list[str]]] = [
     (same, {"resid_pdrop": 1.0}, ["config.json", "resid_pdrop", "1.0"]),
     (same, {"n_head": 5}, ["5 heads"]),
     (same, {"n_head": None}, ["--num-heads"]),
-    (lambda tensors: tensors.pop("h.2.ln_1.bias"), {}, ["'h.2.ln_1.bias'"]),
-    (lambda tensors: tensors.update({"score.weight": torch.zeros(2)}), {}, ["'score.weight'"]),
+    (lambda named: named.pop("h.2.ln_1.bias"), {}, ["'h.2.ln_1.bias'"]),
+    (lambda named: named.update({"score.weight": torch.zeros(2)}), {}, ["'score.weight'"]),
     (twice, {}, ["wpe.weight", "twice"]),
-    (lambda tensors: tensors.update({"wpe.weight": torch.ones(24, 32).to(torch.int8)}), {}, ["'wpe.weight'", "int8"]),
-    (
-        lambda tensors: tensors.update({"h.1.attn.c_proj.weight": torch.ones(32, 31)}),
-        {},
-        ["c_proj.weight'", "[32, 31]"],
-    ),
+    (lambda named: named.update({"wpe.weight": torch.ones(24, 32).to(torch.int8)}), {}, ["'wpe.weight'", "int8"]),
+    (lambda named: named.update({"h.1.attn.c_proj.weight": torch.ones(32, 31)}), {}, ["c_proj.weight'", "[32, 31]"]),
 ]
 
 

@@ -54,10 +54,10 @@ def test_transformers_loads_every_weight_without_a_warning(
     logger.removeHandler(caplog.handler)
     assert not any(report.values()) and not caplog.records
     assert (theirs.lm_head.weight is theirs.transformer.wte.weight) == tied
-    weights = {name.removeprefix("transformer."): value for name, value in theirs.state_dict().items()}
+    loaded = {name.removeprefix("transformer."): value for name, value in theirs.state_dict().items()}
     laid_out = as_conv1d(weights, model).tensors
     for name in weights:
-        assert torch.equal(weights[name], laid_out[name].read()), name
+        assert torch.equal(loaded[name], laid_out[name].read()), name
     if limit != "1GB":
         index = json.loads((folder / "model.safetensors.index.json").read_text())
         assert index["metadata"]["total_size"] == 4 * sum(tensor.numel() for tensor in weights.values())
