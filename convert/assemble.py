@@ -59,9 +59,8 @@ def assemble(
 def _fill(target: Tensor, sharded: Sharded, axis: int, order: Tensor | None) -> None:
     """Copy the first rows of a tensor into `target`, which may be a transpose.
 
-    `order`: the target's index along `axis` for each index of the source. Each band of rows is
-    read, converted and copied while it is in the cache; this takes half the time of transposing a
-    whole matrix.
+    `order`: the target's index along `axis` for each index of the source. Bands of rows are read,
+    converted and copied in the cache: half the time of transposing a whole matrix.
     """
     order = torch.arange(target.shape[axis]) if order is None else order
     for offset, band in sharded.rows(0, len(target)).bands(_BAND):

@@ -48,10 +48,7 @@ _SIZES = {
 
 
 def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
-    """The settings in `args`, the fields of the recorded Namespace, and in `options`.
-
-    Raises CheckpointError naming the setting if the model is no GPT-2.
-    """
+    """The settings in `args` and `options`; CheckpointError naming one that no GPT-2 has."""
     for name, accepted in _GPT2.items():
         value = _plain(args.get(name))
         if value not in accepted:
@@ -100,10 +97,10 @@ def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
 def check_ranks(files: Sequence[tuple[Path, Mapping[str, Any], tuple[int, int]]], tensor: int, pipeline: int) -> None:
     """Raises CheckpointError naming a file whose args are those of another rank or layout.
 
-    `files` has a path, its args, and its (tensor rank, pipeline stage) by name, for each rank of a
-    save. If all files have the same rank, a converter wrote them, and ranks are not compared. Ranks
-    count tensor ranks first, then context and data ranks, then stages; with use_tp_pp_dp_mapping
-    stages before data ranks. Source: megatron/core/parallel_state.py.
+    `files` has a path, its args, and its (tensor rank, pipeline stage) by name, per rank. Equal
+    ranks in all files say nothing: a converter wrote them. Ranks count tensor ranks first, then
+    context and data ranks, then stages; with use_tp_pp_dp_mapping stages before data ranks. Source:
+    megatron/core/parallel_state.py.
     """
     recorded = {path: rank for path, args, _ in files if type(rank := args.get("rank")) is int}
     for path, args, (column, row) in files:

@@ -48,11 +48,9 @@ def merge(
     max_shard_size: int = MAX_SHARD_SIZE,
     force: bool = False,
 ) -> str:
-    """Write and prove the folder; returns one line about what was done.
+    """Write and prove the folder; returns a line about it. Raises CheckpointError and ProofError.
 
-    `dtype` is one of DTYPES, or None for the source's own; `max_shard_size` is in bytes. Raises
-    CheckpointError if the source cannot be read, ProofError if the folder does not compute what it
-    computes.
+    `dtype` is one of DTYPES, or None for the source's own; `max_shard_size` is in bytes.
     """
     from convert.targets import merged
     from training.launch.device import keep_freed_memory

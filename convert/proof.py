@@ -66,10 +66,7 @@ def source_outputs(source: Source, dtype: torch.dtype | None = None) -> list[tup
 
 
 def prove(source: Source, expected: Sequence[tuple[str, Tensor]], folder: Path) -> Proof:
-    """Compare the `source_outputs` with those of the Hugging Face folder that was made of it.
-
-    Raises ProofError naming the first output that differs by more than the tolerance.
-    """
+    """Compare `source_outputs` with a Hugging Face folder's; ProofError names the first wrong."""
     return _compare(source, iter(expected), _folder_steps(folder, *_batch(source.model)))
 
 

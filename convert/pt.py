@@ -202,10 +202,7 @@ def load_archive(
 
 
 def check_archive(path: Path, start: int = 0, length: int | None = None, record: str = "") -> None:
-    """Compare the members of an archive of torch.save with their CRC32.
-
-    `record` names the part of the file. Raises CheckpointError naming a damaged or compressed one.
-    """
+    """Compare an archive of torch.save with its CRC32s; CheckpointError names the bad member."""
     with _open_archive(path, start, length, record) as (archive, _):
         _check_members(path, archive, record, tensors=True)
 

@@ -22,11 +22,7 @@ from convert.command import SOURCE
 
 
 def check(path: Path, options: Options | None = None) -> Iterator[str]:
-    """Yields lines about the checkpoint, the last one when everything was compared.
-
-    Raises CheckpointError or InputError naming the file, folder or tensor that is not as it was
-    written.
-    """
+    """Yields lines about the checkpoint, the last when all is compared; raises for any damage."""
     from convert.assemble import check_parts
     from convert.sources.consistency import compare_replicas
     from convert.sources.find import open_source

@@ -56,8 +56,7 @@ class Record(NamedTuple):
 def read_metadata(folder: Path) -> tuple[dict[str, DcpTensor], list[str], dict[tuple[str, Size], Record]]:
     """The content of `.metadata`: tensors by key, keys of objects, records by key and offset.
 
-    Raises CheckpointError if the file is missing or damaged, names a class that DCP does not write,
-    or points outside the folder.
+    CheckpointError if it is damaged, names a class that DCP does not write, or points elsewhere.
     """
     path = folder / ".metadata"
     with damage_named(path):
@@ -122,10 +121,9 @@ def _size(value: Any) -> Size:
 
 
 class Dcp:
-    """The tensors of a folder by their keys; no file but `.metadata` has been read.
+    """The tensors of a folder by their keys; only `.metadata` has been read, see `read_metadata`.
 
-    Its methods raise CheckpointError naming the tensor and the file if a part is missing, damaged,
-    or overlaps another. See `read_metadata`.
+    CheckpointError names the tensor and the file if a part is missing, damaged, or overlaps.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -139,9 +137,8 @@ class Dcp:
     def sharded(self, key: str, shape: tuple[int, ...] | None = None) -> Sharded:
         """A tensor as the blocks in the files; give its true `shape` if its parts may be flat.
 
-        Until 0.15 megatron-core flattened the parts of its distributed optimizer's tensors and cut
-        them where ranks end: a tensor has the shape [parts along each dimension of the true shape,
-        elements of a part].
+        Until 0.15 megatron-core flattened the parts of its distributed optimizer and cut them where
+        ranks end: the shape is [parts along each dimension of the true shape, elements of a part].
         """
         *counts, size = stored_shape = self.shapes[key] or (0,)
         chunks = [Block(offset, self._stored(key, offset, size)) for offset, size in self._tensors[key].parts]

@@ -20,8 +20,7 @@ _SHOWN = 8  # candidates listed in a message
 def open_source(path: Path, options: Options | None = None) -> Source:
     """The checkpoint in `path`: a run, an iteration, a tag, a Hugging Face folder, a file of llm.c.
 
-    Raises CheckpointError if there is none, or if it cannot be understood, InputError if
-    `options.tokenizer` has no tokenizer.
+    CheckpointError if there is none or it is no whole GPT-2; InputError without a given tokenizer.
     """
     options, tokenizer = options or Options(), None
     if options.tokenizer is not None:

@@ -52,10 +52,7 @@ def matches(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, options: Options) -> Source:
-    """The checkpoint in an `iter_*` or `release` folder.
-
-    Raises CheckpointError if ranks are missing or do not belong together, or if it is no GPT-2.
-    """
+    """The checkpoint in an `iter_*` or `release` folder."""
     files = _open(folder)
     first, (stages, ranks) = files[0][0], (len(files), len(files[0]))
     recorded = read_args(first.args, options)

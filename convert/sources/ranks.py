@@ -19,10 +19,7 @@ _MAX_RANKS = 128
 
 
 def join_ranks(ranks: Sequence[Mapping[str, Sharded]], conv1d: bool = False) -> dict[str, Sharded]:
-    """One pipeline stage's tensors from those of its tensor-parallel ranks, in order.
-
-    Raises CheckpointError if a rank lacks a tensor, or has it in another shape or type.
-    """
+    """A stage's tensors from those of its tensor ranks, in order. Raises CheckpointError."""
     names = ranks[0].keys()
     for number, rank in enumerate(ranks):
         for name in sorted(names ^ rank.keys()):
@@ -55,10 +52,7 @@ def join_ranks(ranks: Sequence[Mapping[str, Sharded]], conv1d: bool = False) -> 
 
 
 def join_stages(stages: Sequence[tuple[str, Mapping[str, Sharded]]]) -> dict[str, Sharded]:
-    """The model's tensors from those of its pipeline stages; a second `wte.weight` is a copy.
-
-    Raises CheckpointError if a tensor is in two stages, or two stages have the same weights.
-    """
+    """The model's tensors from those of its pipeline stages; a second `wte.weight` is a copy."""
     check_distinct(
         block.tensor
         for _, tensors in stages
@@ -125,7 +119,7 @@ def architecture(
 ) -> tuple[Architecture, tuple[str, ...]]:
     """Sizes from shapes, constants from what is recorded, and notes about what was assumed.
 
-    Raises CheckpointError if the tensors are no complete GPT-2, or contradict what is recorded.
+    CheckpointError if the tensors are no complete GPT-2, or contradict what is recorded.
     """
     n_layer = check_complete(tensors)
     rows, n_embd = tensors["wte.weight"].shape

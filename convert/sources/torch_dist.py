@@ -40,10 +40,7 @@ def matches(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, options: Options) -> Source:
-    """The checkpoint in `folder`; reads `.metadata`, `common.pt` and the head of each record.
-
-    Raises CheckpointError in one line if files are missing or damaged, or if the model is no GPT-2.
-    """
+    """The checkpoint in `folder`; reads `.metadata`, `common.pt` and the head of each record."""
     backend = _backend(folder).get("sharded_backend", "torch_dist")
     if backend != "torch_dist":
         raise CheckpointError(

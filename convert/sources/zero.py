@@ -117,8 +117,7 @@ def _cut(first: Partition, shapes: Sequence[Shapes], ranks: Sequence[Sequence[St
 def cut_group(shapes: Shapes, partitions: Sequence[StoredTensor], paddings: Sequence[int] = ()) -> dict[str, Sharded]:
     """Stages 1 and 2: the parameters of a group, from its partitions in order of the data ranks.
 
-    `paddings`: elements after each parameter. Raises CheckpointError if the partitions do not hold
-    exactly these parameters.
+    `paddings`: elements after each parameter. CheckpointError if the partitions hold other sizes.
     """
     paddings = paddings or [0] * len(shapes)
     sizes = (math.prod(shape) + padding for shape, padding in zip(shapes.values(), paddings, strict=True))
@@ -134,10 +133,7 @@ def cut_group(shapes: Shapes, partitions: Sequence[StoredTensor], paddings: Sequ
 
 
 def cut_stage3(shapes: Shapes, partitions: Sequence[Sequence[StoredTensor]]) -> dict[str, Sharded]:
-    """Stage 3: the parameters of all groups, from `partitions[data rank][group]`.
-
-    Raises CheckpointError if the partitions do not hold exactly these parameters.
-    """
+    """Stage 3: the parameters of all groups, from `partitions[data rank][group]`."""
     ranks, start, parameters = [end_to_end(groups) for groups in partitions], 0, dict[str, Sharded]()
     expected = sum(-(-math.prod(shape) // len(ranks)) for shape in shapes.values())
     for rank in ranks:

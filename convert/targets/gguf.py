@@ -28,8 +28,7 @@ _FORMS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
 def write(source: Source, path: Path, dtype: str) -> None:
     """Write the file, a tensor at a time, matrices as `dtype`: f32, f16 or q8_0.
 
-    Raises InputError for what llama.cpp cannot load, CheckpointError if a value is too large,
-    OSError naming the file.
+    Raises InputError for what llama.cpp cannot load, CheckpointError if a value is too large.
     """
     vocabulary = _check(source, kind := gguf.GGMLQuantizationType[dtype.upper()])
     shapes = {name: leaf_of(name).shape(source.model.sizes) for name in written_shapes(source)}  # [out, in]

@@ -50,8 +50,7 @@ def write_folder(
     """Write all files but the report and training.json to `folder`, which exists and is empty.
 
     `dtype` None keeps the source's type, bit for bit. `progress` is called with the number of bytes
-    after each tensor. Raises OSError naming the file if the disk is full, CheckpointError if a
-    value is too large for `dtype`.
+    after each tensor. Raises OSError for a full disk, CheckpointError if a value is too large.
     """
     dtype = dtype or widest_dtype(source)
     shapes = written_shapes(source)
@@ -113,10 +112,7 @@ def tokenizer_of(source: Source) -> Tokenizer | None:
 
 
 def check_tokenizer(source: Source) -> str:
-    """A note if a Hugging Face source has a tokenizer of another kind than GPT-2's.
-
-    Raises InputError naming a file of it that is damaged.
-    """
+    """A note if the tokenizer is of another kind than GPT-2's; InputError if it is damaged."""
     for path in source.tokenizer_files:
         try:
             if not path.is_file():

@@ -33,11 +33,7 @@ _PREFIXES = {"wte": "embedding.", "wpe": "embedding.", "ln_f": "decoder.", "lm_h
 
 
 def write_v3(source: Source, folder: Path, *, tp: int, pp: int) -> None:
-    """Write the run of a source to `folder`, which is empty, as Megatron-LM does since 2023.
-
-    Raises CheckpointError if the ranks do not divide the model; OSError naming the file if the disk
-    is full.
-    """
+    """Write a run into the empty `folder`, as Megatron-LM does since 2023; see `begin_run`."""
     args = {**args_of(source, tp, pp), "world_size": tp * pp}
     content = {"checkpoint_version": 3.0, "iteration": source.iteration or 0}
     target = begin_run(source, folder, tp, pp)

@@ -30,8 +30,7 @@ Files = Mapping[Any, Mapping[str, Any]]
 def write(source: Source, folder: Path, *, dtype: str | None, max_shard_size: int) -> tuple[str, Proof]:
     """Write and prove the folder, which is empty; returns a description, and the proof.
 
-    Hashes and compares the source's files and computes its logits concurrently, so each file is
-    read from disk once. Raises ProofError.
+    Hashes and compares the source's files concurrently, so each file is read from disk once.
     """
     kept: torch.dtype = getattr(torch, dtype) if dtype else widest_dtype(source)
     name = str(kept).removeprefix("torch.")

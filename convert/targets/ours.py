@@ -101,9 +101,8 @@ class _Assembled(Mapping[str, Tensor]):
     def _second_moment(self, momentum: Tensor) -> Tensor:
         """AdamW's second moment of a matrix, from its momentum: the same for all elements.
 
-        Of gradients that are mostly noise, an average with the decay rate b has (1 - b) / (1 + b)
-        of the variance. A second moment of 0 makes the first steps ten times too large
-        (docs/optimizers.md).
+        For noise, an average with the decay rate b has (1 - b) / (1 + b) of the variance. A second
+        moment of 0 would make the first steps ten times too large (docs/optimizers.md).
         """
         decay, beta2 = self.train.muon_momentum, self.train.betas[1]
         variance = momentum.square().mean() * (1 + decay) / (1 - decay)

@@ -49,11 +49,9 @@ _EXTRA_STATE = (
 
 
 def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
-    """Write `source` into the existing, empty `folder`, a tensor at a time.
+    """Write a run into the empty `folder`, a tensor at a time; see `begin_run`.
 
-    The tensors are whole and load in any layout; `tp` decides the padding of the vocabulary. Raises
-    CheckpointError if tp x pp ranks do not divide the model, and OSError if a file cannot be
-    written.
+    The tensors are whole and load in any layout; `tp` decides the padding of the vocabulary.
     """
     model = source.model
     recorded, rows = args_of(source, tp, pp, "torch_dist"), padded_vocab_size(model.vocab_size, tp)
