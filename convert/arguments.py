@@ -6,8 +6,6 @@ from pathlib import Path
 
 from common import cli
 
-ACTIVATIONS = ("gelu_new", "gelu")
-
 
 @dataclass(frozen=True)
 class Options:
@@ -32,7 +30,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="order of qkv rows, if not recorded: Megatron's checkpoint_version 0 to 3 (docs/convert.md)",
     )
     parser.add_argument("--vocab-size", type=cli.positive_int, metavar="N", help="true tokens, if not recorded")
-    parser.add_argument("--activation", choices=ACTIVATIONS, help="GELU in its tanh (gelu_new) or erf form (gelu)")
+    forms = ("gelu_new", "gelu")
+    parser.add_argument("--activation", choices=forms, help="GELU in its tanh (gelu_new) or erf form (gelu)")
 
 
 def options_of(arguments: argparse.Namespace) -> Options:

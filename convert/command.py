@@ -54,24 +54,23 @@ def refuse_older(output: Path, folder: Path) -> None:
         raise InputError(f"{output}: exists already; choose another --output, or remove it")
 
 
-def open_source(
-    path: Path, options: Options, output: Path | None = None, check_older: CheckOlder = refuse_older
-) -> "Source":
-    """The checkpoint that `path` means; prints a line about it, and its assumptions as notes.
-
-    Raises InputError before it is opened if `output` cannot be written.
-    """
+def open_source(path: Path, options: Options, output: Path, check_older: CheckOlder = refuse_older) -> "Source":
+    """The checkpoint at `path`, announced; InputError first if `output` cannot be written."""
     from convert.sources import find
 
-    if output is not None:
-        _check_output(output, path)
-        if output.is_dir():
-            check_older(output, output)
+    _check_output(output, path)
+    if output.is_dir():
+        check_older(output, output)
     source = find.open_source(path, options)
+    announce(source)
+    return source
+
+
+def announce(source: "Source") -> None:
+    """Print a line about the source, and its assumptions as notes."""
     say(f"{source.path}: {source.layout}")
     for remark in source.notes:
         note(f"{source.path}: {remark}")
-    return source
 
 
 def write_folder(

@@ -45,8 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from training.planning.run import make_plan
 
     plan = make_plan(settings, name)
-    source = command.open_source(arguments.checkpoint, options_of(arguments))
+    source = find.open_source(arguments.checkpoint, options_of(arguments))
     ours.check_fits(source, plan.experiment, name)
+    command.announce(source)
     progress, iterations = ours.progress(source, plan), plan.experiment.train.iterations
     if progress.iteration >= iterations:
         note(f"models.{name}.train.iterations is {iterations}; raise it to train further")

@@ -33,12 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise InputError("convert.to_gguf needs the package gguf; pip install 'urls-to-gpt2[gguf]'")
     if output.is_file() and not arguments.force:
         raise InputError(f"{output}: exists already; --force replaces it")
-    source = command.open_source(arguments.checkpoint, options_of(arguments))
-    check_outputs([output], [*source.files, *source.tokenizer_files])
+    from convert.sources import find
     from convert.targets import gguf
 
+    source = find.open_source(arguments.checkpoint, options_of(arguments))
+    vocabulary = gguf.check(source, arguments.dtype)
+    check_outputs([output], [*source.files, *source.tokenizer_files])
+    command.announce(source)
     with atomic_path(output) as temporary:
-        gguf.write(source, temporary, arguments.dtype)
+        gguf.write(source, vocabulary, temporary, arguments.dtype)
     print(f"{output}: llama.cpp, {arguments.dtype}, {output.stat().st_size / 1e6:.1f} MB, from {source.path}")
     return 0
 

@@ -130,7 +130,7 @@ def _sibling(path: Path, pattern: re.Pattern[str], row: int, column: int) -> Pat
 
 
 @dataclass(frozen=True)
-class Replicas:
+class ReplicaComparison:
     """The result of comparing all copies."""
 
     compared: int = 0
@@ -161,7 +161,7 @@ class Replicas:
         return {"compared": self.compared, "equal": self.compared - len(self.drifted), "drifted": drifted}
 
 
-def compare_replicas(source: Source) -> Replicas:
+def compare_replicas(source: Source) -> ReplicaComparison:
     """Compare every copy with its tensor; CheckpointError for a copy of another shape."""
     compared, drifted = 0, {}
     for name, tensor in source.tensors.items():
@@ -175,7 +175,7 @@ def compare_replicas(source: Source) -> Replicas:
             elements, largest = _difference(tensor, copy)
             if elements:
                 drifted[name, holder] = elements, largest
-    return Replicas(compared, drifted)
+    return ReplicaComparison(compared, drifted)
 
 
 def _difference(tensor: Sharded, copy: Sharded) -> tuple[int, float]:

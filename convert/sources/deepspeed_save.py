@@ -94,10 +94,12 @@ def open_save(folder: Path) -> Save:
     partitions = _open_partitions(optimizer_files, model_files)
     layers = _open_layers(layer_files, models)
     files = [path for row in (*model_files, *optimizer_files, *layer_files) for path in row]
-    save, rank_args = Save(models, partitions, layers, files), []
-    for rank, (paths, states) in enumerate(zip(model_files, models, strict=True)):
-        place = rank % save.tensor_ranks, rank // save.tensor_ranks
-        rank_args += [(path, fields(state.get("args")), place) for path, state in zip(paths, states, strict=True)]
+    save = Save(models, partitions, layers, files)
+    rank_args = [
+        (path, fields(state.get("args")), (rank % save.tensor_ranks, rank // save.tensor_ranks))
+        for rank, (paths, states) in enumerate(zip(model_files, models, strict=True))
+        for path, state in zip(paths, states, strict=True)
+    ]
     check_ranks(rank_args, save.tensor_ranks, save.pipeline)
     return save
 

@@ -25,12 +25,9 @@ _F32, _F16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
 _FORMS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
 
 
-def write(source: Source, path: Path, dtype: str) -> None:
-    """Write the file, a tensor at a time, matrices as `dtype`: f32, f16 or q8_0.
-
-    Raises InputError for what llama.cpp cannot load, CheckpointError if a value is too large.
-    """
-    vocabulary = _check(source, kind := gguf.GGMLQuantizationType[dtype.upper()])
+def write(source: Source, vocabulary: Vocabulary, path: Path, dtype: str) -> None:
+    """Write the file, matrices as `dtype`; CheckpointError if a value is too large."""
+    kind = gguf.GGMLQuantizationType[dtype.upper()]
     shapes = {name: leaf_of(name).shape(source.model.sizes) for name in written_shapes(source)}  # [out, in]
     kinds = {name: kind if len(shape) == 2 and name != "wpe.weight" else _F32 for name, shape in shapes.items()}
     writer = gguf.GGUFWriter(path, "gpt2")
@@ -53,9 +50,9 @@ def write(source: Source, path: Path, dtype: str) -> None:
         writer.close()
 
 
-def _check(source: Source, kind: gguf.GGMLQuantizationType) -> Vocabulary:
+def check(source: Source, dtype: str) -> Vocabulary:
     """The vocabulary. Raises InputError for what llama.cpp cannot load."""
-    model, (block, _) = source.model, gguf.GGML_QUANT_SIZES[kind]
+    model, (block, _) = source.model, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[dtype.upper()]]
     if model.activation == "gelu":
         raise InputError(
             f"{source.path}: its GELU is the erf form, and llama.cpp has only the tanh form for GPT-2; use transformers"

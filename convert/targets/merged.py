@@ -16,15 +16,12 @@ from common.progress import Meter
 from common.run_card import versions
 from convert.assemble import widest_dtype
 from convert.proof import Proof, prove, source_outputs
-from convert.sources.consistency import Replicas, compare_replicas
+from convert.sources.consistency import ReplicaComparison, compare_replicas
 from convert.sources.source import Source
 from convert.targets.huggingface import tokenizer_of, write_folder
 from training.huggingface.origin import REPORT, VOCABULARIES, Origin, write_origin
 
 _VERSIONS = ("urls-to-gpt2", "torch", "python")
-
-Files = Mapping[Any, Mapping[str, Any]]
-"""`{"size": bytes, "xxh3": hex}` by file."""
 
 
 def write(source: Source, folder: Path, *, dtype: str | None, max_shard_size: int) -> tuple[str, Proof]:
@@ -73,7 +70,12 @@ def _hash(path: Path, count: Callable[[int], None]) -> dict[str, Any]:
 
 
 def _report(
-    source: Source, dtype: str, read: Files, replicas: Replicas, proof: Proof, written: Files
+    source: Source,
+    dtype: str,
+    read: Mapping[Path, Any],
+    replicas: ReplicaComparison,
+    proof: Proof,
+    written: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The content of merge_report.json; docs/convert.md explains it."""
     folder, used = source.path, versions()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from common.errors import CheckpointError
 from convert.arguments import Options
-from convert.sources.consistency import Replicas, check_distinct, compare_replicas
+from convert.sources.consistency import ReplicaComparison, check_distinct, compare_replicas
 from convert.sources.find import open_source
 from convert.sources.source import Architecture, whole
 from tests.convert.deepspeed_files import Run, write_tag
@@ -110,7 +110,7 @@ def test_equal_constants_are_no_copies() -> None:
     check_distinct([LoadedTensor(torch.zeros(3, 2)), LoadedTensor(torch.zeros(3, 2))])
 
 
-def with_copies(tensor: torch.Tensor, *copies: torch.Tensor) -> Replicas:
+def with_copies(tensor: torch.Tensor, *copies: torch.Tensor) -> ReplicaComparison:
     """Of a source with one tensor."""
     held = {f"tensor rank {rank}": whole(LoadedTensor(copy)) for rank, copy in enumerate(copies, 1)}
     sharded = replace(whole(LoadedTensor(tensor)), copies=held)
