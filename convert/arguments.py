@@ -29,7 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="V",
         help="order of qkv rows, if not recorded: Megatron's checkpoint_version 0 to 3 (docs/convert.md)",
     )
-    parser.add_argument("--vocab-size", type=cli.positive_int, metavar="N", help="true tokens, if not recorded")
+    parser.add_argument(
+        "--vocab-size", type=cli.positive_int, metavar="N", help="tokens without padding, if not recorded"
+    )
     forms = ("gelu_new", "gelu")
     parser.add_argument("--activation", choices=forms, help="GELU in its tanh (gelu_new) or erf form (gelu)")
 

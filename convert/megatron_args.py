@@ -75,7 +75,7 @@ def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
     activation, notes = _activation(args, options)
     dropout = real(args, 0.1, "hidden_dropout")
     if (attention := real(args, dropout, "attention_dropout")) != dropout:
-        notes += (f"dropout {dropout} is that of the hidden states; the attention's was {attention}",)
+        notes += (f"dropout is {dropout}, as for hidden states; for attention it was {attention}",)
     tokens = number(args, "vocab_size")
     if tokens and args.get("tokenizer_type") == "NullTokenizer":
         tokens += 1  # its end of text comes after the tokens that its --vocab-size counts

@@ -56,7 +56,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     tensors |= masters
     if masters and (frozen := len(tensors) - len(masters)):
         assumed += (
-            f"{frozen} tensors were not trained and have no float32 weights; those of the model files are taken",
+            f"{frozen} tensors were not trained and have no float32 weights; the model files' weights are used",
         )
     first = save.partitions[0][0] if save.partitions else None
     deepspeed_version = state.get("ds_version") or (first and first.version)
@@ -103,14 +103,14 @@ def _optimizer_weights(save: Save) -> tuple[dict[str, Stages], tuple[str, ...]]:
     """The float32 weights ("") and Adam's moments, empty if they have no names, and notes."""
     if not save.partitions:
         if save.state.get("param_shapes"):
-            return {}, ("no *_optim_states.pt, which hold the float32 weights: those of the model files are taken",)
+            return {}, ("no *_optim_states.pt, which hold the float32 weights: the model files' weights are used",)
         if fields(save.state.get("optimizer")).keys() & _UNNAMED:
-            return {}, ("without ZeRO the float32 weights have no names: those of the model files are taken",)
+            return {}, ("without ZeRO the float32 weights have no names: the model files' weights are used",)
         return {}, ()
     ranks = []
     for states, row in zip(save.models, save.partitions, strict=True):
         if not (shapes := param_shapes(states[0])) or not row[0].masters:
-            return {}, ("the optimizer files do not name the float32 weights: those of the model files are taken",)
+            return {}, ("the optimizer files do not name the float32 weights: the model files' weights are used",)
         check_distinct(partition.masters[0] for partition in row)
         ranks.append(cut(row, shapes))
     shards = save.tensor_ranks

@@ -63,7 +63,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         notes += (f"{rows - model.vocab_size} of the embedding's {rows} rows are padding and are left out",)
     if (folder / _POINTER).is_file():
         tag = (folder / _POINTER).read_text(errors="replace").strip()
-        notes += (f"{files[-1].name} is taken; for the DeepSpeed checkpoint give {folder / tag}",)
+        notes += (f"{files[-1].name} is used; for the DeepSpeed checkpoint give {folder / tag}",)
     types = " and ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.values()}))
     small = (CONFIG, GENERATION_CONFIG, origin.NAME, *origin.TOKENIZER_FILES)
     merged = origin.read_origin(folder) or origin.Origin()

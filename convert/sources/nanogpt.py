@@ -28,8 +28,8 @@ _FILE = "ckpt.pt"
 _ZEROS = Path("/dev/zero")  # biases are read from here
 _SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "block_size": "n_positions"}
 _GELU = (
-    "GELU is taken as the erf form, nanoGPT's since May 2023; GPT-2's is the tanh form (--activation gelu_new for an "
-    "older training)"
+    "GELU is assumed to be the erf form, nanoGPT's since May 2023; GPT-2's is the tanh form "
+    "(--activation gelu_new for an older training)"
 )
 
 

@@ -66,7 +66,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     step = _step(common)
     if any(moments.values()) and step is None:
         step = iteration
-        notes.append(f"the optimizer's step is not recorded: {iteration}, the iteration, is taken")
+        notes.append(f"the optimizer's step is not recorded: {iteration}, the iteration, is used")
     tensor, pipeline = (number(args, f"{kind}_model_parallel_size") for kind in ("tensor", "pipeline"))
     ranks = f", written by tensor {tensor} x pipeline {pipeline}" if pipeline else ""
     stacked = " (stacked)" if any(name.stacked for name in kinds[""].values()) else ""
@@ -135,8 +135,8 @@ def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:
             raise CheckpointError(f"{dcp.folder}/.metadata: unknown tensor {key!r}: no GPT-2 has it") from None
         if name is not None:
             kinds[kind][key] = name
-    notes = ["optimizer state that is not stored per parameter (flat buffers) is left"] if flat else []
-    notes += [f"optimizer state {kind!r} is left: neither AdamW nor Muon has it" for kind in sorted(left)]
+    notes = ["optimizer state that is not stored per parameter (flat buffers) is left out"] if flat else []
+    notes += [f"optimizer state {kind!r} is left out: neither AdamW nor Muon has it" for kind in sorted(left)]
     return kinds, notes
 
 

@@ -63,14 +63,11 @@ def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
             if layer is not None:
                 shape, offset = (model.n_layer, *tensor.shape), (layer, *[0] * tensor.ndim)
                 writer.add(key, shape, offset, tensor[None])
-            elif ours in VOCABULARY:
-                shape = (rows, tensor.shape[1])
-                writer.add(key, shape, (0, 0), tensor)
-                if rows > len(tensor):
-                    # the last row again: see `convert.targets.megatron`
-                    writer.add(key, shape, (len(tensor), 0), tensor[-1:].repeat(rows - len(tensor), 1))
             else:
-                writer.add(key, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
+                shape = (rows if ours in VOCABULARY else len(tensor), *tensor.shape[1:])
+                writer.add(key, shape, (0,) * tensor.ndim, tensor)
+                if shape[0] > len(tensor):  # the last row again: see `convert.targets.megatron`
+                    writer.add(key, shape, (len(tensor), 0), tensor[-1:].repeat(shape[0] - len(tensor), 1))
         for layer in range(model.n_layer):
             for module in _EXTRA_STATE:
                 writer.add_object(f"decoder.layers.{module}._extra_state/shard_{layer}_{model.n_layer}", [None])

@@ -141,7 +141,7 @@ def test_muons_momenta_lie_beside_adams_moments_and_other_state_is_named(folder:
     assert (source.step, source.estimated, source.has_moments("muon")) == (97, ("wpe.weight",), True)
     assert not source.has_moments("adamw")
     (note,) = source.notes
-    assert note == "optimizer state 'moment2' is left: neither AdamW nor Muon has it"
+    assert note == "optimizer state 'moment2' is left out: neither AdamW nor Muon has it"
 
 
 def test_a_gap_between_flattened_parts_is_refused(folder: Path) -> None:
