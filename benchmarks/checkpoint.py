@@ -1,13 +1,13 @@
-"""A checkpoint on its way to the disk and back: ours, with hashes and manifest, against a copy of its files.
+"""Saves and loads of a checkpoint: ours, with hashes and manifest, and a copy of its files.
 
-A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 124M. The copy shows the disk's limit:
-shutil.copyfile of the same files, and fsync. The peers write the same tensors: safetensors, with fsync, and
-torch.distributed.checkpoint with its defaults. Reads find the files in the page cache, like the copy its source; ours
-verifies the XXH3 of every file first. Each save begins when the files of the one before are removed: on a virtual
-machine whose host takes free memory back, pages freed a moment ago are faster than others.
+A checkpoint has the float32 parameters of a model and both moments: 1.5 GB at 124M. The copy,
+shutil.copyfile with fsync, shows the disk's limit. Peers write the same tensors: safetensors with
+fsync, torch.distributed.checkpoint with its defaults. Reads find the files in the page cache; ours
+verifies the XXH3 of each file first. The files of a save are removed before the next one begins: on
+some virtual machines, pages that were just freed are faster.
 
-The second table is train.async_save: how long training pauses for a save, as a share of the save's total time, and how
-long a step takes meanwhile, which on CPUs shares the cores with the save.
+The second table is train.async_save: how long training pauses for a save, as a share of the save's
+total time, and how long a step takes meanwhile, which on CPUs shares the cores with the save.
 """
 
 import os
@@ -43,7 +43,7 @@ def _writer(plan: "Plan", session: "Session", folder: Path) -> "CheckpointWriter
 
 
 def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> list[Row]:
-    """Rows of both directions; each load reads what the save before it wrote."""
+    """Rows of saves and loads; each load reads the save before it."""
     from safetensors.torch import load_file, save_file
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
@@ -97,7 +97,7 @@ def bandwidths(plan: "Plan", session: "Session", folder: Path, rounds: int) -> l
         "save: ours, with hashes and manifest": our_save,
         "load: ours, verified": our_load,
     }
-    our_save()  # the source of the copy; it also makes the kernel allocate the memory
+    our_save()  # the source of the copy; also allocates memory
     gigabytes = sum(tensor.nbytes for tensor in tensors().values()) / 1e9
     return compare("checkpoint", actions, rounds, gigabytes, "GB", here=True, before=clear)
 
@@ -132,7 +132,7 @@ def in_background(plan: "Plan", session: "Session", folder: Path, rounds: int) -
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """Saves and loads beside a plain copy of the files; then the effect of a background save on training."""
+    """Saves and loads, and a plain copy of the files; training during a background save."""
     job = Job(arguments.work, SIZES[arguments.size])
     write_dataset(job)
     yield from tables(job, arguments.work, arguments.rounds)

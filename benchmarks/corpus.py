@@ -11,7 +11,7 @@ import shutil
 import sys
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -21,21 +21,21 @@ from unittest.mock import patch
 
 from benchmarks import documentation, duplicates, extract, harness, language
 from benchmarks.harness import Case, Row, Timed, compare
-from benchmarks.inputs import cut, read_texts, with_copies, write_documents
+from benchmarks.inputs import cut, read_texts, write_documents
 from common import cli
-from common.files import Document, document_writer, fsync, read_documents
-from common.settings import CleanSettings, DedupSettings, TokenizeSettings
+from common.files import document_writer, fsync, read_documents
+from common.settings import CleanSettings, TokenizeSettings
 from common.vocabulary import END_OF_TEXT, VocabularyFiles, vocabulary_files
 
 
 def clean_recipe(source: Path, target: Path, seed: int) -> Timed:
-    """`ftfy.fix_text` and langdetect on every text, with OpenWebText's rules; langdetect is random."""
+    """`ftfy.fix_text`, langdetect with this seed, and OpenWebText's rules."""
     import ftfy
     from langdetect import DetectorFactory, LangDetectException, detect
 
     DetectorFactory.seed = seed
     settings = CleanSettings()
-    detect("What its profiles are loaded for.")
+    detect("This loads its profiles.")
 
     def keeps(text: str) -> bool:
         if len(text) < settings.min_characters:
@@ -75,7 +75,7 @@ def our_clean(source: Path, target: Path) -> Timed:
 
 
 def clean(arguments: Namespace) -> Iterator[Row]:
-    """Cleaning beside ftfy and langdetect, and agreement with them, whose second seed shows the upper limit."""
+    """Cleaning against ftfy and langdetect; agreement with them, theirs with another seed."""
     for folders in [[folder] for folder in arguments.texts or ()] or [[]]:
         documents = cut(read_texts(folders), arguments.count)
         source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out.jsonl.zst"
@@ -91,86 +91,8 @@ def clean(arguments: Namespace) -> Iterator[Row]:
             yield {"texts": name, **row, "kept": len(row["kept"]), "decided alike %": 100 * alike}
 
 
-def _with_each(call: Callable[[str], object], source: Path) -> Timed:
-    """Call a function with every text; the texts are in memory, the answers are dropped."""
-    texts = [document["text"] for document in read_documents(source)]
-    return lambda: deque(map(call, texts), maxlen=0)
-
-
-def _ngrams(text: str) -> list[str]:
-    return list({text[start : start + 5] for start in range(len(text) - 4)})
-
-
-def rensa_signatures(source: Path) -> Timed:
-    """R-MinHash with 120 permutations over character 5-grams."""
-    from rensa import RMinHash
-
-    def signature(text: str) -> None:
-        minhash = RMinHash(num_perm=120, seed=1)
-        minhash.update(_ngrams(text))
-        minhash.digest()
-
-    return _with_each(signature, source)
-
-
-def _minhash(document: Document) -> Any:
-    from datasketch import MinHash
-
-    minhash = MinHash(num_perm=120, seed=1)
-    minhash.update_batch([shingle.encode() for shingle in _ngrams(document["text"])])
-    return minhash
-
-
-def datasketch_dedup(source: Path) -> Timed:
-    """datasketch's recipe: MinHash and MinHashLSH with the same bands; keeps the first document, verifies nothing."""
-    from datasketch import MinHashLSH
-
-    _minhash(next(read_documents(source)))
-
-    def run() -> None:
-        index = MinHashLSH(num_perm=120, params=(20, 6))
-        for document in read_documents(source):
-            minhash = _minhash(document)
-            if not index.query(minhash):
-                index.insert(document["id"], minhash)
-
-    return run
-
-
-def our_signatures(source: Path) -> Timed:
-    """MinHash with 120 permutations over character 5-grams of the normalised text."""
-    from corpus.dedup.shingles import MinHasher, normalised
-
-    hasher = MinHasher(DedupSettings())
-    return _with_each(lambda text: hasher.signature(normalised(text)), source)
-
-
-def our_dedup(source: Path, target: Path) -> Timed:
-    """`corpus.dedup run`, with reading, signatures, verification and writing."""
-    from corpus.dedup.__main__ import dedup
-
-    few = write_documents(source.with_name("few.jsonl.zst"), islice(read_documents(source), 20))
-    dedup([few], target.with_name("warm"), DedupSettings())  # imports modules
-    return lambda: {"kept": dedup([source], target, DedupSettings()).documents_out}
-
-
-def dedup(arguments: Namespace) -> Iterator[Row]:
-    """Deduplication beside datasketch, and its signatures beside rensa."""
-    documents = with_copies(arguments.count)
-    source, target = write_documents(arguments.work / "in.jsonl.zst", documents), arguments.work / "out"
-    signatures = {"signatures: rensa": partial(rensa_signatures, source)} if find_spec("rensa") else {}
-    signatures["signatures: corpus.dedup"] = partial(our_signatures, source)
-    whole = {
-        "end to end: datasketch MinHashLSH, unverified": partial(datasketch_dedup, source),
-        "end to end: corpus.dedup run, verified": partial(our_dedup, source, target),
-    }
-    for contenders in (signatures, whole):
-        rows = compare("deduplication", contenders, arguments.rounds, len(documents), "documents", clock="cpu")
-        yield from ({**row, "kept": row.get("kept")} for row in rows)
-
-
 def encoder(name: str, source: Path) -> Timed:
-    """Encode every text with one call of a library; the texts are in memory, the ids are dropped."""
+    """Encode every text, already in memory, with one call of a library; the ids are dropped."""
     from tokenizers import ByteLevelBPETokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -198,7 +120,7 @@ def encoder(name: str, source: Path) -> Timed:
 
 
 def our_tokenize(source: Path) -> Timed:
-    """`corpus.tokenize`, one worker: loads its vocabulary, reads, decompresses, parses, encodes, filters and writes."""
+    """`corpus.tokenize` with one worker, from a compressed shard to a dataset."""
     from corpus.tokenize import tokenize
 
     one = write_documents(source.with_name("one.jsonl.zst"), [next(read_documents(source))])
@@ -207,7 +129,7 @@ def our_tokenize(source: Path) -> Timed:
 
 
 def tokenize(arguments: Namespace) -> Iterator[Row]:
-    """Encoding beside bare encoders. gigatoken caches words, so give it real texts."""
+    """Encoding against bare encoders. gigatoken caches words, so give it real texts."""
     documents = cut(read_texts(arguments.texts or ()), arguments.count)
     megabytes = sum(len(document["text"].encode()) for document in documents) / 1e6
     source = write_documents(arguments.work / "in.jsonl.zst", documents)
@@ -218,7 +140,7 @@ def tokenize(arguments: Namespace) -> Iterator[Row]:
 
 
 def make_shards(folder: Path, shards: int, tokens: int) -> list[Path]:
-    """Shards of 1,000 documents of random ids: a hundred are written, the others are hard links to them."""
+    """Shards of 1,000 documents of random ids; after a hundred, they are hard links to these."""
     import numpy as np
 
     from corpus.index import IndexWriter, Meta, suffixed
@@ -237,7 +159,7 @@ def make_shards(folder: Path, shards: int, tokens: int) -> list[Path]:
 
 
 def copy_bins(inputs: list[Path], output: Path) -> Timed:
-    """Concatenate the .bin files, and wait for the disk."""
+    """Concatenate the .bin files, and fsync."""
 
     def run() -> None:
         with open(f"{output}.bin", "wb") as file:
@@ -250,7 +172,7 @@ def copy_bins(inputs: list[Path], output: Path) -> Timed:
 
 
 def megatron_merge(inputs: list[Path], output: Path) -> Timed:
-    """megatron-core: `add_index` per dataset, without its `gc.collect` after each, which takes 0.25 s; `finalize`."""
+    """megatron-core, without the `gc.collect` of .25 s after each dataset."""
     import warnings
 
     import numpy as np
@@ -277,9 +199,9 @@ def our_merge(inputs: list[Path], output: Path) -> Timed:
 
 
 def merge_index(arguments: Namespace) -> Iterator[Row]:
-    """Merging datasets beside megatron-core, by the clock; rows read from memory and write to disk.
+    """Merging datasets against megatron-core: reads from memory, writes to disk.
 
-    Ours checks the ids and both checksums, and like the plain copy waits for the disk; megatron-core's builder does
+    Ours checks ids and checksums and calls fsync, as the plain copy does; megatron-core does
     neither.
     """
     shards, output = arguments.count, arguments.work / "out"
@@ -298,8 +220,8 @@ def merge_index(arguments: Namespace) -> Iterator[Row]:
 CASES: dict[str, Case] = {
     "clean": (clean, {"count": 1000, "rounds": 3, "texts": None}),
     "datatrove": (duplicates.datatrove, {"count": 60_000, "peer": Path("datatrove")}),
-    "recall": (duplicates.recall, {"count": 20_000}),
-    "dedup": (dedup, {"count": 5000, "rounds": 3}),
+    "recall": (duplicates.recall, {"count": 80_000}),
+    "dedup": (duplicates.dedup, {"count": 5000, "rounds": 3}),
     "documentation": (documentation.measure, {"texts": None, "count": 40}),
     "extract": (extract.measure, {"texts": None, "rounds": 3}),
     "language": (language.measure, {"texts": None, "count": 40}),

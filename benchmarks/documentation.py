@@ -1,8 +1,8 @@
-"""Documentation against its own structure: what an extractor keeps of headings, paragraphs, tables, lists and code.
+"""What extractors keep of documentation: headings, paragraphs, tables, lists and code.
 
-A page is its own gold. Navigation is left out: see `_CHROME`, and blocks that are mostly links. A phrase is a run of
-four words, or all words of a shorter block. A line break is mid-sentence if the two words before and the two after it
-are neighbours in the page.
+A page is its own gold. Navigation does not count: see `_CHROME`, and blocks that are mostly links.
+A phrase is a run of four words, or all words of a shorter block. A line break is mid-sentence if
+the two words before and the two after it are neighbours in the page.
 """
 
 import gzip
@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.extract import Article, reader
+from benchmarks.extract import Article, phrases, reader
 from benchmarks.harness import Row
 from common.errors import InputError
 
@@ -35,24 +35,24 @@ _CHROME = """.//script | .//style | .//template | .//head | .//nav | .//header |
 
 
 def read_pages(folder: Path, count: int) -> list[Article]:
-    """`count` pages of a folder, those with the smallest hashes of their paths. Raises InputError if it has none."""
+    """`count` pages of a folder, chosen by hash. Raises InputError if it has none."""
     paths = [path for path in folder.rglob("*") if path.name.endswith(_SUFFIXES) and path.is_file()]
     paths.sort(key=lambda path: hashlib.sha256(str(path.relative_to(folder)).encode()).digest())
-    found: dict[bytes, Article] = {}
+    pages: dict[bytes, Article] = {}
     for path in paths:
         body = path.read_bytes()
         body = gzip.decompress(body) if path.suffix == ".gz" else body
         if len(re.sub(rb"<[^>]*>|\s", b"", body)) >= _MIN_LETTERS:
-            found.setdefault(hashlib.sha256(body).digest(), Article(f"http://one.example/{path.name}", body, "", True))
-        if len(found) == count:
+            pages.setdefault(hashlib.sha256(body).digest(), Article(f"http://one.example/{path.name}", body, "", True))
+        if len(pages) == count:
             break
-    if not found:
+    if not pages:
         raise InputError(f"{folder}: no HTML pages; name folders of unpacked packages with --texts")
-    return list(found.values())
+    return list(pages.values())
 
 
 def compare_with_page(html: str, text: str) -> Counter[str]:
-    """Counts of what the page has (`headings`) and of what the text keeps of it (`headings kept`), and of breaks."""
+    """Counts of what the page has (`headings`) and the text keeps (`headings kept`); breaks."""
     from lxml.html import document_fromstring
 
     tree = document_fromstring(html.encode("utf-8", "ignore"), parser=_parser())
@@ -67,26 +67,26 @@ def compare_with_page(html: str, text: str) -> Counter[str]:
             counts["headings"] += 1
             counts["headings kept"] += plain[name] > 0
             plain[name] -= 1
-    found = re.findall(r"\w+", text)
-    phrases = {tuple(found[start : start + length]) for start in range(len(found)) for length in (1, 2, 3, 4)}
+    words = re.findall(r"\w+", text)
+    runs = {tuple(words[start : start + length]) for start in range(len(words)) for length in (1, 2, 3, 4)}
     for kind, xpath in (("paragraphs", ".//p"), ("tables", ".//table[count(.//tr) > 1]"), ("dl", ".//dl")):
         for block in tree.xpath(xpath):
-            wanted = [phrase for run in _runs(block) for phrase in _phrases(run)]
+            wanted = [phrase for run in _runs(block) for phrase in phrases(run)]
             if not _is_links(block) and (kind != "paragraphs" or len(wanted) > _LONG - 4):
                 counts[kind] += len(wanted)
-                counts[f"{kind} kept"] += sum(phrase in phrases for phrase in wanted)
+                counts[f"{kind} kept"] += sum(phrase in runs for phrase in wanted)
     code = [line.rstrip() for block in tree.iter("pre") for line in "".join(block.itertext()).split("\n")]
     left = Counter(line.rstrip() for line in lines)
     for line in filter(None, code):
         counts["pre"] += 1
         counts["pre kept"] += left[line] > 0
         left[line] -= 1
-    prose = {phrase for run in _runs(tree) for phrase in _phrases(run)}
+    prose = {phrase for run in _runs(tree) for phrase in phrases(run)}
     lines = [line for line in lines if line.strip() and line.rstrip() not in set(code)]
-    words = [re.findall(r"\w+", line) for line in lines]
     counts["lines"] += len(lines)
     counts["breaks"] += sum(
-        len(one) > 1 and len(two) > 1 and (*one[-2:], *two[:2]) in prose for one, two in pairwise(words)
+        len(one) > 1 and len(two) > 1 and (*one[-2:], *two[:2]) in prose
+        for one, two in pairwise(re.findall(r"\w+", line) for line in lines)
     )
     return counts
 
@@ -101,47 +101,28 @@ def _letters(text: str) -> str:
     return "".join(re.findall(r"\w+", text)).casefold()
 
 
-def _phrases(words: list[str]) -> Iterator[tuple[str, ...]]:
-    return (tuple(words[n : n + 4]) for n in range(max(1, len(words) - 3)) if words)
-
-
 def _is_links(block: Any) -> bool:
     linked = sum(len(_letters("".join(link.itertext()))) for link in block.iter("a"))
     return bool(3 * linked > 2 * len(_letters("".join(block.itertext()))))
 
 
 def _runs(block: Any) -> Iterator[list[str]]:
-    """The words of each run of text in a block that neither an element of block level nor <br> interrupts."""
-    parts: list[str] = []
-    ends: list[Any] = []
-    for event, element in _walk(block):
-        if element.tag not in _INLINE and element is not block:
-            if words := re.findall(r"\w+", "".join(parts)):
-                yield words
-            parts.clear()
-        in_code = ends and ends[-1].tag == "pre"
-        if event == "start":
-            if element.tag == "pre" or in_code:
-                ends.append(element if element.tag == "pre" else ends[-1])
-            elif element.text:
-                parts.append(element.text)
-        else:
-            if in_code:
-                ends.pop()
-            if not ends and element is not block and element.tail:
-                parts.append(element.tail)
-    if words := re.findall(r"\w+", "".join(parts)):
-        yield words
+    """The words of each run of text in a block, up to the next element of block level or <br>."""
+    for text in _text(block).split("\0"):
+        if words := re.findall(r"\w+", text):
+            yield words
 
 
-def _walk(block: Any) -> Any:
-    from lxml.etree import iterwalk
-
-    return iterwalk(block, events=("start", "end"))
+def _text(element: Any) -> str:
+    """The text of an element without code; \\0 where an element of block level begins or ends."""
+    text = ""
+    if element.tag != "pre":
+        text = (element.text or "") + "".join(_text(child) + (child.tail or "") for child in element)
+    return text if element.tag in _INLINE else f"\0{text}\0"
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """Documentation: what is kept of headings, paragraphs, tables, lists and code, beside trafilatura."""
+    """Documentation: what is kept of headings, tables, lists and code, against trafilatura."""
     from corpus.extract.charset import decode
 
     folders: list[Path] = arguments.texts or []

@@ -1,8 +1,9 @@
 """Extraction against gold texts: F1 of word 4-grams, and pages per CPU second, for each extractor.
 
-The pages are those of the article-extraction-benchmark (github.com/scrapinghub/article-extraction-benchmark). The score
-is that benchmark's: the 4-grams of words of each page, counted with repetitions, give its precision and recall; F1 is
-computed from the means over pages. A page without a result has recall 0 and no precision.
+The pages are those of the article-extraction-benchmark
+(github.com/scrapinghub/article-extraction-benchmark). The score is that benchmark's: the 4-grams of
+words of each page, counted with repetitions, give its precision and recall; F1 is computed from the
+means over pages. A page without a result has recall 0 and no precision.
 """
 
 import gzip
@@ -31,21 +32,21 @@ class Article(NamedTuple):
     body: bytes
     gold: str
     held_out: bool
-    """Whether the page is in the held-out half, by the hash of its key; rules are tuned on the other half."""
+    """Whether the page is in the held-out half; rules are tuned on the other half."""
 
 
 def read_articles(folder: Path) -> list[Article]:
-    """The pages of the article-extraction-benchmark, sorted by key. Raises InputError for another kind of folder."""
+    """The pages of the article-extraction-benchmark. Raises InputError for another folder."""
     truth = folder / "ground-truth.json"
     if not truth.is_file():
         where = "https://github.com/scrapinghub/article-extraction-benchmark"
         raise InputError(f"{truth}: no such file; clone {where} and name its folder with --texts")
-    found = []
-    for key, one in sorted(read_json(truth).items()):
+    articles = []
+    for key, page in sorted(read_json(truth).items()):
         held_out = hashlib.sha256(key.encode()).digest()[0] % 2 == 1
         body = gzip.decompress((folder / "html" / f"{key}.html.gz").read_bytes())
-        found.append(Article(one["url"], body, one["articleBody"], held_out))
-    return found
+        articles.append(Article(page["url"], body, page["articleBody"], held_out))
+    return articles
 
 
 Score = tuple[float | None, float | None]
@@ -54,14 +55,14 @@ Score = tuple[float | None, float | None]
 
 def score(gold: str, answer: str) -> Score:
     """Precision and recall of the answer's 4-grams of words."""
-    wanted, found = _ngrams(gold), _ngrams(answer)
-    common = (wanted & found).total()
-    return common / found.total() if found else None, common / wanted.total() if wanted else None
+    wanted, given = (Counter(phrases(re.findall(r"\w+", text))) for text in (gold, answer))
+    common = (wanted & given).total()
+    return common / given.total() if given else None, common / wanted.total() if wanted else None
 
 
-def _ngrams(text: str) -> Counter[tuple[str, ...]]:
-    words = re.findall(r"\w+", text)
-    return Counter(tuple(words[n : n + 4]) for n in range(max(1, len(words) - 3)) if words)
+def phrases(words: list[str]) -> Iterator[tuple[str, ...]]:
+    """The runs of four words; all words if there are fewer."""
+    return (tuple(words[n : n + 4]) for n in range(max(1, len(words) - 3)) if words)
 
 
 def overall(scores: Sequence[Score]) -> tuple[float, float, float]:
@@ -77,11 +78,12 @@ def _f1(scores: Sequence[Score]) -> str:
     return f"{overall(scores)[0]:.3f} ± {error:.3f}"
 
 
-def _reader(name: str) -> Callable[[Article], str]:
-    """The text that an extractor finds in a page; peers get it decoded."""
+def reader(name: str) -> Callable[[Article], str]:
+    """The text that an extractor finds in a page, empty if it fails; peers get the page decoded."""
     from corpus.extract.charset import decode
     from corpus.extract.extractors import extract, load_extractors
 
+    warnings.simplefilter("ignore")  # newspaper's date parser warns about every unknown time zone
     if name.startswith("ours: "):
         extractors = load_extractors([name.removeprefix("ours: ")])
         return lambda page: extract(page.body, "text/html", page.url, extractors).text
@@ -96,25 +98,14 @@ def _reader(name: str) -> Callable[[Article], str]:
 
     def read(page: Article) -> str:
         article = newspaper.Article(page.url, fetch_images=False)
-        article.download(input_html=decode(page.body, "text/html"))
-        article.parse()
+        try:
+            article.download(input_html=decode(page.body, "text/html"))
+            article.parse()
+        except Exception:  # newspaper3k fails on some pages
+            return ""
         return str(article.text)
 
     return read
-
-
-def reader(name: str) -> Callable[[Article], str]:
-    """The text that an extractor finds in a page, empty if it fails."""
-    read = _reader(name)
-    warnings.simplefilter("ignore")  # newspaper's date parser warns about every unknown time zone
-
-    def answer(article: Article) -> str:
-        try:
-            return read(article)
-        except Exception:  # newspaper3k fails on some pages: they have no result
-            return ""
-
-    return answer
 
 
 def extracting(name: str, folder: Path) -> Timed:
@@ -125,7 +116,7 @@ def extracting(name: str, folder: Path) -> Timed:
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """HTML extraction beside trafilatura and newspaper, against a gold standard."""
+    """HTML extraction against trafilatura and newspaper, scored by gold texts."""
     folder = arguments.texts[0] if arguments.texts else Path("data/articles")
     articles = read_articles(folder)
     peers = ("trafilatura, fast", "trafilatura", packages_distributions()["newspaper"][0])

@@ -1,9 +1,10 @@
-"""One harness for all benchmarks: contenders that take turns, each in its own process, and the tables of their rows.
+"""One harness for all benchmarks: contenders that take turns, and the tables of their rows.
 
-A case compares contenders on the same inputs. A contender prepares (imports, reading, a small run to warm up) and
-returns a function; only calls of that function are timed. A dict that it returns has further columns for the row.
-Rounds are interleaved, figures are medians over the rounds, and a ratio compares runs of the same round, so that other
-load on the machine affects all contenders alike.
+A case compares contenders on the same inputs. A contender prepares (imports, reading, a small run
+to warm up) and returns a function; only calls of that function are timed. If it returns a dict,
+that has more columns of the row. Rounds are interleaved, figures are medians over the rounds, and a
+ratio compares runs of the same round, so that other load on the machine affects all contenders
+alike.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from common import cli
 from common.errors import JobError
 
 Row = Mapping[str, Any]
-"""A line of a table: column -> a number, a text, or None. Rows with other columns begin a new table."""
+"""A line of a table: column -> number, text or None. Other columns begin a new table."""
 Timed = Callable[[], Any]
 
 
@@ -72,7 +73,7 @@ def _cpu_seconds() -> float:
 
 
 def _peak_memory() -> int:
-    """Peak resident memory, in bytes. getrusage's value would include the parent's at the fork."""
+    """Peak resident memory, in bytes; getrusage's own value would include the parent's."""
     own = 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
     return max(own, 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
@@ -87,10 +88,10 @@ def compare(
     here: bool = False,
     before: Callable[[str], None] = lambda label: None,
 ) -> list[Row]:
-    """A row per contender, for `count` documents, bytes or tokens; `clock` gives speed and ratio to the first one.
+    """A row per contender for `count` units; speed and ratio to the first contender are by `clock`.
 
-    Each run has a new process; or all are in this one (`here`), where contenders are prepared already.
-    `before` is called before each run, for example to remove what the one before has written.
+    Each run has a new process; with `here`, all run in this process, and contenders are already
+    prepared. `before` is called before each run.
     """
     runs: dict[str, list[Run]] = {label: [] for label in contenders}
     for _ in range(rounds):
@@ -115,9 +116,10 @@ def compare(
 
 
 Case = tuple[Callable[[argparse.Namespace], Iterable[Row]], Mapping[str, Any]]
-"""What `python -m benchmarks.AREA NAME` runs, described by its docstring, and its options with their defaults.
+"""The function that `python -m benchmarks.AREA NAME` runs, and its options with their defaults.
 
-The function gets the options, and a temporary folder (of TMPDIR) as `work`.
+It gets the options, and a temporary folder (in TMPDIR) as `work`; the first line of its docstring
+is the help.
 """
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -135,7 +137,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def main(area: str, doc: str | None, cases: Mapping[str, Case], argv: Sequence[str] | None) -> int:
-    """`python -m benchmarks.AREA NAME`: print the tables of a case, each as soon as it is complete."""
+    """`python -m benchmarks.AREA NAME`: print each table of a case as soon as it is complete."""
     parser = cli.parser(f"benchmarks.{area}", doc)
     verbs = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, (measure, options) in cases.items():
@@ -155,14 +157,14 @@ def main(area: str, doc: str | None, cases: Mapping[str, Case], argv: Sequence[s
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Rows with equal columns as a Markdown table, without columns that have no value."""
+    """Rows with equal columns as a Markdown table, without empty columns."""
     columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     cells = [{name: cell(row[name]) for name in columns} for row in rows]
     return str(tabulate(cells, headers="keys", tablefmt="github", disable_numparse=True))
 
 
 def cell(value: Any) -> str:
-    """A value as a person reads it: 204,123 or 12.3 or 0.0456, `-` for what is not known."""
+    """A readable value: 204,123 or 12.3 or 0.0456; `-` for None."""
     if value is None:
         return "-"
     if isinstance(value, tuple):

@@ -11,9 +11,12 @@ from pathlib import Path
 from common.errors import InputError
 from common.files import Document, document_writer, short_hash
 
+COPIED = (0.01, 0.03, 0.05, 0.06, 0.07, 0.08, 0.09)
+"""Shares of words that are replaced in near duplicates."""
+
 
 def read_texts(folders: Sequence[Path]) -> Iterator[str]:
-    """The texts below the folders, in an order that mixes languages; without folders Python's documentation, endlessly.
+    """The texts in the folders, languages mixed; without folders Python's documentation, endless.
 
     Raises InputError for a folder without texts.
     """
@@ -37,20 +40,23 @@ def _folder_texts(folder: Path) -> Iterator[str]:
 
 def cut(texts: Iterator[str], count: int) -> list[Document]:
     """Up to `count` documents cut from the texts, log-uniform from 500 to 16,000 characters."""
-    chance, found = random.Random(1), list[Document]()
+    chance, documents = random.Random(1), list[Document]()
     for text in texts:
         start = 0
-        while start + 500 < len(text) and len(found) < count:
+        while start + 500 < len(text) and len(documents) < count:
             size = int(10 ** chance.uniform(2.7, 4.2))
-            found.append({"id": short_hash(f"{len(found)}"), "text": text[start : start + size]})
+            documents.append({"id": short_hash(f"{len(documents)}"), "text": text[start : start + size]})
             start += size
-        if len(found) == count:
+        if len(documents) == count:
             break
-    return found
+    return documents
 
 
-def with_copies(count: int) -> list[Document]:
-    """Documents of 3,000 characters made of real sentences, one in five a copy of another with some words replaced."""
+def with_copies(count: int, shares: Sequence[float] = COPIED) -> list[Document]:
+    """Documents of 3,000 characters made of real sentences; each fifth is a copy of the one before.
+
+    A copy has `changed`, one of `shares`: that share of its words was replaced.
+    """
     from pydoc_data.topics import topics
 
     chance = random.Random(1)
@@ -59,15 +65,15 @@ def with_copies(count: int) -> list[Document]:
     words = " ".join(pool).split()
     documents: list[Document] = []
     for number in range(count):
+        document: Document = {"id": f"{number:016x}", "text": ""}
         if number % 5 == 4:
-            old = documents[chance.randrange(number)]["text"].split(" ")
-            share = chance.choice((0.01, 0.03, 0.05, 0.06, 0.07, 0.08, 0.09))
-            text = " ".join(chance.choice(words) if chance.random() < share else word for word in old)
+            share = document["changed"] = chance.choice(shares)
+            original = documents[-1]["text"].split(" ")
+            document["text"] = " ".join(chance.choice(words) if chance.random() < share else word for word in original)
         else:
-            text = ""
-            while len(text) < 3000:
-                text += chance.choice(pool) + " "
-        documents.append({"id": f"{number:016x}", "text": text})
+            while len(document["text"]) < 3000:
+                document["text"] += chance.choice(pool) + " "
+        documents.append(document)
     return documents
 
 

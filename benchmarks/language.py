@@ -1,6 +1,6 @@
-"""The language rule of corpus.clean on manual pages, whose language is the folder that they lie in.
+"""The language rule of corpus.clean on manual pages, whose language is the name of their folder.
 
-Translated manual pages are a hard case: many are half translated, and all have English options and names.
+They are a hard case: many are half translated, and all have English options and names.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ def measure(arguments: Namespace) -> Iterator[Row]:
         pairs.update((language, language_of(text).code) for text, _ in zip(texts, range(arguments.count), strict=False))
     for language in sorted(by_language):
         pages, right = sum(n for (folder, _), n in pairs.items() if folder == language), pairs[language, language]
-        called = sum(n for (_, found), n in pairs.items() if found == language)
-        others = [f"{found} {n}" for (folder, found), n in sorted(pairs.items()) if folder == language != found]
+        called = sum(n for (_, code), n in pairs.items() if code == language)
+        others = [f"{code} {n}" for (folder, code), n in sorted(pairs.items()) if folder == language != code]
         yield {
             "folder": language,
             "pages": pages,
@@ -46,7 +46,7 @@ def measure(arguments: Namespace) -> Iterator[Row]:
 
 
 def _text(path: Path) -> str:
-    """A page as `man` prints it, without overstrike; empty for a page that only points to another."""
+    """A page as `man` prints it, without overstrike; empty for a mere reference to another page."""
     command = ["man", "--encoding=UTF-8", "--no-justification", "--local-file", str(path)]
     printed = subprocess.run(
         command, capture_output=True, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}, check=False

@@ -1,11 +1,12 @@
-"""Bytes that a training step would move on a GPU, from the code that torch.compile generates for one. Nothing runs.
+"""Bytes that a training step moves on a GPU, from the code that torch.compile generates.
 
     print(ledger("345m", micro_batch=16, dropout=0.0, tensor=1, kernels=True))
 
-The trainer's own model, in its own layout, is compiled for an H100 on fake tensors, with fake tensor-parallel ranks.
-Each kernel's bytes are Inductor's own count of what it reads and writes, those of hand-written kernels included. Matrix
-products, attention and collectives are left out: their time is not that of these bytes. What AdamW moves is counted by
-hand. Works in a process that has not imported torch yet, needs g++, and takes some ten seconds.
+Nothing runs: the trainer's own model, in its own layout, is compiled for an H100 on fake tensors,
+with fake tensor-parallel ranks. Each kernel's bytes, also of our own kernels, are Inductor's count
+of what it reads and writes. Matrix products, attention and collectives are left out: other things
+limit their time. AdamW's bytes are counted by hand. Needs g++ and a process that has not imported
+torch yet; takes some ten seconds.
 """
 
 import ctypes
@@ -41,28 +42,28 @@ _H100 = {
 }  # fmt: skip
 PEAK = 989e12  # FLOP/s of an H100 or H200 in bfloat16
 BANDWIDTHS = {"H100": 2.9e12, "H200": 4.0e12}
-"""Bytes per second that kernels reach."""
+"""Bytes per second that kernels reach: assumed."""
 RATES = (540e12, 650e12)
-"""FLOP/s that products reach, slowest and fastest."""
+"""FLOP/s that products reach, slowest and fastest: assumed."""
 _ATTENTION = 330e12  # FLOP/s at head size 64, of the causal half
 _SAMPLES = 512  # per optimiser step
 
 
 class Graph(NamedTuple):
-    """What one generated graph does, forward or backward."""
+    """One generated graph, forward or backward."""
 
     moved: int
-    """Bytes read and written beside products."""
+    """Bytes read and written, without products."""
     returned: list[tuple["torch.dtype", int]]
-    """Type and elements of the tensors that it returns; a forward graph returns what its backward graph needs."""
+    """Type and elements of the returned tensors: what the backward graph needs."""
 
 
 class _NotRun(Exception):
-    """Raised where a generated graph would run."""
+    """Raised instead of running a generated graph."""
 
 
 def pretend() -> None:
-    """Let this process believe in a GPU. Raises ToolkitError if torch is loaded already, or without g++."""
+    """Pretend a GPU in this process. Raises ToolkitError without g++ or if torch is loaded."""
     if "torch" in sys.modules:
         raise ToolkitError("benchmarks.ledger: torch is loaded already; run it in a new process")
     torch_folder = Path(*(find_spec("torch").submodule_search_locations or ()))  # type: ignore[union-attr]
@@ -91,7 +92,7 @@ def pretend() -> None:
     for name in ("device", "_DeviceGuard"):
         setattr(torch.cuda, name, nullcontext)
     torch.accelerator.current_accelerator = lambda *_, **__: None
-    import torch._inductor.scheduler  # keeps what it finds in torch.cuda
+    import torch._inductor.scheduler  # reads torch.cuda when it is imported
     import torch._subclasses.fake_tensor
 
     setattr(torch._subclasses.fake_tensor, "init_gpu_context", lambda *_: None)  # noqa: B010
@@ -108,7 +109,7 @@ def graphs(run: Callable[[], object]) -> list[Graph]:
     from torch._inductor.graph import GraphLowering
     from torch._inductor.ir import NoneAsConstantBuffer
 
-    found: list[Graph] = []
+    recorded: list[Graph] = []
 
     def record(graph: Any) -> Any:
         graph.init_wrapper_code()
@@ -116,7 +117,7 @@ def graphs(run: Callable[[], object]) -> list[Graph]:
         moved = sum(node.get_read_write_buffers_sizes() for node in graph.scheduler.nodes if not _is_product(node.node))
         outputs = [each for each in graph.graph_outputs if not isinstance(each, NoneAsConstantBuffer)]
         own = [each for each in outputs if each.get_name() not in graph.graph_input_names]
-        found.append(Graph(moved, [(each.get_dtype(), int(each.get_numel())) for each in own]))
+        recorded.append(Graph(moved, [(each.get_dtype(), int(each.get_numel())) for each in own]))
         return SimpleNamespace(call=_refuse, __file__="", __name__="", key="", cache_path=None)
 
     with ExitStack() as stack, warnings.catch_warnings():
@@ -126,11 +127,11 @@ def graphs(run: Callable[[], object]) -> list[Graph]:
         options: dict[str, Any] = {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}
         stack.enter_context(torch._functorch.config.patch(**options))
         stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", record))
-        for module, name in ((fuse_attention, "_sfdp_init"), (pad_mm, "_pad_mm_init")):  # they would run tensors
+        for module, name in ((fuse_attention, "_sfdp_init"), (pad_mm, "_pad_mm_init")):  # they would run operations
             stack.enter_context(mock.patch.object(module, name, lambda *_, **__: None))
         with suppress(_NotRun):
             run()
-    return found
+    return recorded
 
 
 def _refuse(_arguments: object) -> None:
@@ -143,9 +144,10 @@ def _is_product(operation: Any) -> bool:
 
 
 def ledger(size: str, micro_batch: int, dropout: float, tensor: int, kernels: bool) -> dict[str, Any]:
-    """What one rank moves, in GB: a layer, the embedding and the loss of a micro-batch; all of it (`step`); AdamW.
+    """GB that one rank moves: a layer, embedding and loss of a micro-batch; their sum; AdamW.
 
-    `kept`: what a micro-batch keeps for its backward pass. The predictions are for one GPU and 512 samples per step.
+    `kept`: what a micro-batch keeps for its backward pass. The predictions are for one GPU and 512
+    samples per step.
     """
     pretend()
     import torch
@@ -165,7 +167,7 @@ def ledger(size: str, micro_batch: int, dropout: float, tensor: int, kernels: bo
 
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=tensor)
     if kernels:
-        library._devices = frozenset({"cuda"})  # nothing runs, so nothing is loaded
+        library._devices = frozenset({"cuda"})  # without loading the library
         library.select(library.KERNELS)
     # without a device PyTorch would choose separate products
     ops.attention = lambda *inputs: torch.ops.aten._scaled_dot_product_flash_attention(*inputs, True)[0]
@@ -189,7 +191,8 @@ def ledger(size: str, micro_batch: int, dropout: float, tensor: int, kernels: bo
     multiplied = sum(
         layers[name] * local_shard(each).numel() for name, each in network.named_parameters() if each.dim() > 1
     )
-    # norm 4, AdamW 28 bytes per parameter, without our kernel a pass of its own for clipping; matrices are rounded once
+    # bytes per parameter: norm 4, AdamW 28, without our kernel another pass for clipping; matrices
+    # are rounded once
     optimizer = (32 if kernels else 40) * held + 6 * multiplied
     moved = {name: sum(graph.moved for graph in both) for name, both in parts.items()}
     kept = {name: sum(dtype.itemsize * count for dtype, count in both[0].returned) for name, both in parts.items()}
@@ -208,21 +211,21 @@ def ledger(size: str, micro_batch: int, dropout: float, tensor: int, kernels: bo
 
 
 def _predictions(model: ModelSettings, micro_batch: int, step: int, optimizer: int, parameters: int) -> dict[str, Any]:
-    """Tokens per second and MFU by GPU, with the slowest and the fastest rate of products; not measured."""
+    """Tokens per second and MFU by GPU, with the slowest and the fastest rate of products."""
     tokens, accumulation = micro_batch * model.seq_len, _SAMPLES / micro_batch
     attention = 6 * model.n_layer * model.seq_len * model.n_embd * tokens
-    products = flops_per_token(model) * tokens - 2 * attention  # the convention counts the masked half, too
+    products = flops_per_token(model) * tokens - 2 * attention  # the convention also counts the masked half
     moved = step + 12 * parameters * (1 - 1 / accumulation) + optimizer / accumulation  # gradients are summed
-    found = {}
+    figures = {}
     for gpu, bandwidth in BANDWIDTHS.items():
         speeds = [tokens / (products / rate + attention / _ATTENTION + moved / bandwidth) for rate in RATES]
-        found[f"{gpu} tokens/s"] = tuple(round(speed, -2) for speed in speeds)
-        found[f"{gpu} MFU %"] = tuple(round(100 * speed * flops_per_token(model) / PEAK, 1) for speed in speeds)
-    return found
+        figures[f"{gpu} tokens/s"] = tuple(round(speed, -2) for speed in speeds)
+        figures[f"{gpu} MFU %"] = tuple(round(100 * speed * flops_per_token(model) / PEAK, 1) for speed in speeds)
+    return figures
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """Bytes beside products of a compiled step on a GPU, in GB, from generated code; no GPU is needed."""
+    """GB that a compiled step moves on a GPU, without products; no GPU is needed."""
     size, tensor = arguments.size, arguments.tensor
     if (heads := SIZES[size].model.n_head) % tensor:
         raise ToolkitError(f"parallel.tensor {tensor} does not divide the {heads} heads of {size}; choose a divisor")

@@ -1,9 +1,10 @@
 """The planner's predicted speed against published runs.
 
-The runs are other software's. Megatron-LM of 2021 and 2022 computes attention by separate kernels, which write and read
-every score, and its selective recompute repeats them; it keeps weights in the type of the products; its tensor ranks
-each send a part of what goes to the next pipeline rank. These three differences are put into the prediction before it
-is compared ("as theirs"); `ours` is what is predicted for this trainer. Everything else is taken as equal.
+The runs are of other software. Megatron-LM of 2021 and 2022 differs from this trainer in three
+points: it computes attention by separate kernels, which write and read every score and which its
+selective recompute repeats; it keeps weights in the type of the products; and each of its tensor
+ranks sends only a part to the next pipeline rank. "as theirs" is the prediction with these
+differences; `ours` is the prediction for this trainer.
 """
 
 from argparse import Namespace
@@ -21,7 +22,7 @@ from training.planning.speed import BANDWIDTH, PRODUCTS, attention_seconds, flop
 
 
 class Run(NamedTuple):
-    """A published run, of published.yaml."""
+    """A run of published.yaml."""
 
     name: str
     source: str
@@ -29,10 +30,10 @@ class Run(NamedTuple):
     model: ModelSettings
     layout: Layout
     seconds: float
-    """Of a step."""
+    """Seconds per step."""
     calibrates: bool = False
     megatron: int = 0
-    """The year of the Megatron-LM that ran it: 2021 or 2022; 0: other software."""
+    """Year of the Megatron-LM that ran it, 2021 or 2022; 0: other software."""
 
 
 RUNS = [
@@ -51,14 +52,14 @@ def predict(run: Run) -> tuple[float, float]:
 
 
 def error(run: Run) -> float:
-    """Of the prediction for their software, as a share of the published time."""
+    """Error of the prediction "as theirs", as a share of the published time."""
     return predict(run)[1] / run.seconds - 1
 
 
 def _more_in_megatron(run: Run, workload: Workload, target: Machine, terms: list[Term]) -> float:
-    """Seconds of a step more than in ours: attention, less the weights' traffic and the pipeline's."""
+    """Seconds of a step more than ours: attention, less traffic of weights and of the pipeline."""
     layout, layers = run.layout, run.model.n_layer / run.layout.pipeline
-    waited = 1 + (layout.pipeline - 1) / layout.virtual_stages / layout.accumulation  # the bubble grows as the rest
+    waited = 1 + (layout.pipeline - 1) / layout.virtual_stages / layout.accumulation  # the bubble grows in proportion
     attention = _separate_attention(run, workload, target) * layers * layout.accumulation
     parameters = layers * run.model.layer_parameters / layout.tensor
     memory = BANDWIDTH * target.gpu.memory_gb_per_s * 1e9
@@ -72,8 +73,8 @@ def _more_in_megatron(run: Run, workload: Workload, target: Machine, terms: list
 def _separate_attention(run: Run, workload: Workload, target: Machine) -> float:
     """Seconds per layer and micro-batch more than with flash attention.
 
-    Four products and six passes forward and backward over all scores: 13 bytes per score forward (product, softmax,
-    dropout and its mask, product) and 19 backward.
+    Four products and six passes forward and backward over all scores: 13 bytes per score forward
+    (product, softmax, dropout and its mask, product) and 19 backward.
     """
     model, layout = run.model, run.layout
     scores = layout.micro_batch_size * model.n_head / layout.tensor * model.seq_len**2
@@ -92,7 +93,7 @@ def _separate_attention(run: Run, workload: Workload, target: Machine) -> float:
 
 
 def measure(_arguments: Namespace) -> Iterator[Row]:
-    """Predicted steps beside published ones; then the mean and the largest error of both sets."""
+    """Predicted against published steps; the mean and the largest error of both sets."""
     for run in RUNS:
         layout, (ours, theirs) = run.layout, predict(run)
         peak = layout.world_size * 1e12 * machine(run.gpu, {}).gpu.bfloat16_tflops

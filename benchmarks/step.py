@@ -1,10 +1,10 @@
-"""An optimiser step: ours against transformers and a plain loop in the manner of nanoGPT.
+"""An optimiser step: ours against transformers and a plain loop like nanoGPT's.
 
-A step is forward, backward, clipping and fused AdamW, without dropout, on the same samples. Ours is the trainer's own
-step, including reading its data; the peers are `transformers`' GPT2LMHeadModel (SDPA attention) and the shortest GPT-2
-that one can write. All have the vocabulary that our layout pads 50,257 to, 50,304. On CPUs everything is float32, on
-all cores. Ours lets glibc keep freed memory, as the trainer always does; the peers run as their users run them.
-`benchmarks.gpu` has the steps on a GPU.
+A step is forward, backward, clipping and fused AdamW, without dropout, on the same samples. Ours is
+the trainer's own step with reading its data; the peers are `transformers`' GPT2LMHeadModel (SDPA
+attention) and a minimal GPT-2. All have the padded vocabulary of our layout, 50,304. On CPUs
+everything is float32, on all cores. Ours lets glibc keep freed memory, as the trainer always does;
+the peers run as their users run them. `benchmarks.gpu` has the steps on a GPU.
 """
 
 from argparse import Namespace
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from training.session import Session
 
 Steps = Generator["Tensor | float", None, None]
-"""Each `next` runs one optimiser step and returns its loss, which may still be on the device."""
+"""Each `next` runs one optimiser step and returns its loss, maybe still on the device."""
 
 
 class Size(NamedTuple):
-    """A model, and the amount of work in a measurement."""
+    """A model, and how much of it is measured."""
 
     model: ModelSettings
     micro_batch_size: int
@@ -40,7 +40,7 @@ class Size(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of the embedding: the padded vocabulary, which every contender gets."""
+        """Rows of the embedding: the padded vocabulary."""
         from training.parallel.sizes import padded_vocab_size
 
         return padded_vocab_size(self.model.vocab_size, 1)
@@ -73,7 +73,7 @@ class Job(NamedTuple):
 
 
 def write_dataset(job: Job) -> None:
-    """Write random tokens with the frequencies of words in text, in documents of 600 tokens on average."""
+    """Write random tokens with the frequencies of words, in documents of 600 tokens on average."""
     import numpy as np
 
     from corpus.index import IndexWriter, Meta
@@ -88,7 +88,7 @@ def write_dataset(job: Job) -> None:
 
 @contextmanager
 def opened(job: Job) -> "Iterator[tuple[Plan, Session]]":
-    """Our trainer's model and optimiser, with the operations that it chooses, as a training opens them."""
+    """Our trainer's model and optimiser, opened as for a training."""
     from training.launch.process_group import started
     from training.launch.rank import read_launch
     from training.operations import choose_operations
@@ -144,7 +144,7 @@ def nanogpt(job: Job) -> Steps:
 
 
 def plain_gpt2(size: Size) -> "nn.Module":
-    """GPT-2 as written for one device: takes tokens and targets, returns logits and mean loss."""
+    """A minimal GPT-2 for one device: takes tokens and targets, returns logits and mean loss."""
     import torch
     from torch import Tensor, nn
     from torch.nn import functional as F
@@ -191,7 +191,7 @@ def plain_gpt2(size: Size) -> "nn.Module":
 
 
 def _plain_loop(job: Job, make: Callable[[], "nn.Module"], mean_loss: Callable[[Any, "Batch"], "Tensor"]) -> Steps:
-    """Train with plain PyTorch; on a GPU the model is made there and compiled."""
+    """Train with plain PyTorch; on a GPU the model is compiled."""
     import torch
 
     from training.dataset.batches import BatchForm, read_batch
@@ -200,7 +200,7 @@ def _plain_loop(job: Job, make: Callable[[], "nn.Module"], mean_loss: Callable[[
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(available_cpus())
     data, micro = make_plan(job.settings, "step").data.train, job.size.micro_batch_size
-    form = BatchForm(data.end_of_text, pinned=device.type == "cuda")  # copied while the GPU works on the step before
+    form = BatchForm(data.end_of_text, pinned=device.type == "cuda")  # copied during the previous step
     with device:
         model = make()
     called = torch.compile(model) if device.type == "cuda" else model
@@ -229,14 +229,14 @@ DOCUMENTS_APART = {"reset_attention_mask": True, "reset_position_ids": True, "eo
 
 
 def stepping(steps: Callable[[Job], Steps], job: Job) -> Timed:
-    """Some steps, after one to allocate memory."""
+    """The steps of a round, after one to warm up."""
     running = steps(job)
     next(running)
     return lambda: [float(loss) for loss in islice(running, job.size.steps)]
 
 
 def measure(arguments: Namespace) -> Iterator[Row]:
-    """An optimiser step beside transformers and a plain loop: tokens per second."""
+    """An optimiser step against transformers and a plain loop: tokens per second."""
     job = Job(arguments.work, size := SIZES[arguments.size])
     write_dataset(job)
     contenders = {name: partial(stepping, steps, job) for name, steps in CONTENDERS.items()}

@@ -3,7 +3,8 @@
     python -m benchmarks.training step --size 124m
     python -m benchmarks.training bytes --size 345m
 
-Each prints tables for docs/benchmarks_training.md; a ratio is the speed relative to a peer in the same run.
+Each prints tables for docs/benchmarks_training.md; a ratio is the speed relative to a peer in the
+same run.
 """
 
 import sys
@@ -20,9 +21,9 @@ from common.settings import GenerateSettings
 
 
 def generate(arguments: Namespace) -> Iterator[Row]:
-    """124M, random weights, float32, greedy, a prompt of 32 tokens: ours beside transformers, both with a KV cache.
+    """Greedy float32 text of 124M with random weights against transformers; both cache keys.
 
-    The last rows, a table of their own, continue 8 prompts in a batch, the first of them the same.
+    A prompt of 32 tokens; the last rows continue 8 prompts in a batch, the first of them the same.
     """
     import torch
 
@@ -41,8 +42,8 @@ def generate(arguments: Namespace) -> Iterator[Row]:
     def peer(texts: list[list[int]], count: int) -> list[list[int]]:
         given = torch.tensor(texts, device=device)
         options: dict[str, Any] = {"max_new_tokens": count, "do_sample": False, "pad_token_id": end}
-        found = theirs.generate(given, attention_mask=torch.ones_like(given), **options)
-        return [tokens[32:].tolist() for tokens in found]
+        texts_with_prompts = theirs.generate(given, attention_mask=torch.ones_like(given), **options)
+        return [tokens[32:].tolist() for tokens in texts_with_prompts]
 
     def cached(texts: list[list[int]], count: int) -> list[list[int]]:
         return continue_tokens(ours, texts, GenerateSettings(max_tokens=count, temperature=0), end)

@@ -16,10 +16,10 @@ from pathlib import Path
 import submitit
 
 from cluster import slurm
-from cluster.training_job import TrainingJob
+from cluster.training_job import TrainingJob, TrialJob
 from common.errors import ConfigError
 from common.settings import ClusterSettings, Experiment, Settings
-from training.planning.elastic import on_processes
+from training.planning.elastic import process_counts
 from training.planning.machines import processes_of
 
 _LONGEST_SIGNAL = 4  # the signal to save comes at most 1 / 4 of the time limit before the end
@@ -59,7 +59,7 @@ def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> "_Slur
     if len(counts) > 1:
         numbers = " ".join(map(str, counts))
         setup.append(_USABLE_NODES.format(counts=numbers, tasks=tasks, logs=shlex.quote(str(logs))))
-    if job.module == TrainingJob.module:
+    if not isinstance(job, TrialJob):
         options = ["--folder", str(logs.parent), "--max-restarts", str(cluster.max_restarts)]
         setup.append(_JOB_END.format(command=shlex.join([sys.executable, "-m", "cluster.job_end", *options])))
     site = dict(option.removeprefix("--").partition("=")[::2] for option in slurm.site_options(cluster))
@@ -159,31 +159,12 @@ def nodes_and_tasks(name: str, experiment: Experiment, cluster: ClusterSettings)
 
 
 def node_counts(name: str, experiment: Experiment, cluster: ClusterSettings) -> tuple[list[int], int]:
-    """The numbers of nodes on which model `name` may start, largest first, and processes per node.
+    """The numbers of nodes on which model `name` may start, largest first; processes per node.
 
-    One number, unless `cluster.min_nodes` is set. Raises ConfigError if that has no effect.
+    Raises ConfigError as `nodes_and_tasks` and `process_counts` do.
     """
-    nodes, tasks = nodes_and_tasks(name, experiment, cluster)
-    least = cluster.min_nodes
-    if not least:
-        return [nodes], tasks
-    if cluster.executor == "local":
-        raise ConfigError(f"cluster.min_nodes {least} needs cluster.executor slurm; set it to 0")
-    if experiment.parallel.auto:
-        raise ConfigError(
-            f"cluster.min_nodes {least}: models.{name}.parallel is auto and chosen when the job starts; set "
-            "cluster.gpu, so that it is chosen before, or a layout"
-        )
-    counts = [count for count in range(nodes, 0, -1) if on_processes(experiment, count * tasks) is not None]
-    usable = [count for count in counts if count >= least]
-    if usable[1:]:
-        return usable, tasks
-    batch = experiment.train.global_batch_size
-    able = f"it divides over {counts[1]}" if counts[1:] else "change it, or micro_batch_size"
-    raise ConfigError(
-        f"cluster.min_nodes {least}: models.{name}.train.global_batch_size {batch} divides over no number of nodes "
-        f"from {least} to {nodes - 1} ({tasks} processes each); {able}"
-    )
+    _, tasks = nodes_and_tasks(name, experiment, cluster)
+    return [count // tasks for count in process_counts(name, experiment, cluster)], tasks
 
 
 def node_range(counts: Sequence[int], shrink_after_minutes: int) -> str:

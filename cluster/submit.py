@@ -126,7 +126,7 @@ def describe(settings: Settings, name: str) -> str:
     if settings.cluster.executor == "slurm":
         return slurm_executor(settings, training, settings.models[name].time_limit_minutes).batch_script()
     _, tasks = nodes_and_tasks(name, settings.models[name], settings.cluster)
-    return f"{tasks} processes of: {sys.executable} -m {training.module} --config {training.config} --model {name}"
+    return f"{tasks} processes of: {sys.executable} -m training.train --config {training.config} --model {name}"
 
 
 def wait(name: str, folder: Path, job: Job, max_restarts: int) -> None:

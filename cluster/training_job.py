@@ -8,9 +8,7 @@ yours. It is pickled by reference: the process imports this module from its PYTH
 settings from the named file.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from submitit.helpers import DelayedSubmission
@@ -30,9 +28,6 @@ class TrainingJob:
     """Path of a configuration."""
     model: str
     """Its model to train."""
-    module: str = "training.train"
-    """What runs: its `main` gets --config, --model and the `options`."""
-    options: Sequence[str] = ()
     requeue: bool = True
     """Whether rank 0 requeues the job after a time limit or a preemption.
 
@@ -48,17 +43,17 @@ class TrainingJob:
         # From here on, signals are ours: submitit's handlers would requeue the job without a
         # checkpoint. submitit passes SystemExit on, so the exit code reaches srun.
         leave_at_once()
-        main = import_module(self.module).main
-        arguments = ["--config", self.config, "--model", self.model, *self.options]
-
-        def run() -> int:
-            self._begin()
-            return int(main(arguments))
-
-        if code := cli.run(run, signals=False):
+        if code := cli.run(self.run, signals=False):
             if self.requeue:
                 self._end(code)
             raise SystemExit(code)
+
+    def run(self) -> int:
+        """Train; returns the exit code."""
+        from training.train import main
+
+        self._begin()
+        return main(["--config", self.config, "--model", self.model])
 
     def checkpoint(self) -> DelayedSubmission:
         """For submitit, if it gets the signal before this process does: the same job again."""
@@ -71,7 +66,7 @@ class TrainingJob:
         from training.launch.rank import read_launch
 
         launch = read_launch()
-        if launch.launcher in ("slurm", "submitit") and launch.rank == 0 and self.module == TrainingJob.module:
+        if launch.launcher in ("slurm", "submitit") and launch.rank == 0:
             jobs.write_running(load_settings(Path(self.config)).model_folder(self.model).resolve(), launch.key)
 
     def _end(self, code: int) -> None:
@@ -85,3 +80,21 @@ class TrainingJob:
             folder, restarts = settings.model_folder(self.model).resolve(), settings.cluster.max_restarts
             words = ["--folder", str(folder), "--code", str(code), "--max-restarts", str(restarts)]
             cli.run(lambda: job_end.main(words), signals=False)
+
+
+@dataclass(frozen=True)
+class TrialJob(TrainingJob):
+    """Measures one layout with `training.trial`, for `cluster.autotune`; never requeued."""
+
+    requeue: bool = False
+    steps: int = 5
+    output: str = ""
+    """File that gets the result."""
+
+    def run(self) -> int:
+        """Measure; returns the exit code."""
+        from common.config import load_settings
+        from training.trial import run_trial
+
+        run_trial(load_settings(Path(self.config)), self.model, self.steps, Path(self.output))
+        return 0

@@ -1,16 +1,17 @@
-"""Reads YAML into validated Settings, writes resolved settings back as YAML, and prints the reference page.
+"""Reads YAML into validated Settings, writes them back as YAML, and prints the reference page.
 
     settings = load_settings(Path("config.yaml"))
     settings.scrape.concurrency
 
 Unknown keys, wrong types and contradictions raise ConfigError, one line with the key's full path.
 
-YAML is read with every value as text, so that a value's meaning follows from its key's type, not its spelling: `no`,
-`1:30`, `010` and `2024-01-01` stay as written, and only null (`null`, `~`, nothing) becomes None. The Snakefile uses
-this reader, too, because Snakemake's own takes `no` for False.
+YAML is read with every value as text, so that a value's meaning follows from its key's type, not
+its spelling: `no`, `1:30`, `010` and `2024-01-01` stay as written, and only null (`null`, `~`,
+nothing) becomes None. The Snakefile uses this reader, too, because Snakemake's own takes `no` for
+False.
 
-A resolved file, which has every key, ends with the names of those that differ from their default: a later version of
-the toolkit that lacks another one of them still reads the file.
+A resolved file has every key, and ends with the names of those that differ from their default. A
+later version of the toolkit that lacks a key still reads the file if the key had its default.
 
 `python -m common.config > docs/config.md` writes the reference page from the models' docstrings.
 """
@@ -68,7 +69,7 @@ def _parse(text: str, source: str) -> object:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises ConfigError if it is missing, empty, not UTF-8 or not YAML."""
+    """The mapping in a YAML file. Raises ConfigError for a file that has none."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -80,13 +81,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}:{line}: not UTF-8; save the file as UTF-8") from None
     raw = _parse(text, str(path))
     if not isinstance(raw, dict):
-        found = "empty" if raw is None else type(raw).__name__
-        raise ConfigError(f"{path}: must be a mapping of keys, not {found}")
+        kind = "empty" if raw is None else type(raw).__name__
+        raise ConfigError(f"{path}: must be a mapping of keys, not {kind}")
     return raw
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` updated with `more`, recursively. Copies, because YAML aliases share their sections."""
+    """`base` updated with `more`, recursively; copied, because YAML aliases share sections."""
     result = dict(base)
     for key, value in more.items():
         old = result.get(key)
@@ -95,7 +96,7 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_overrides(raw: Mapping[str, Any], overrides: Iterable[str], model: str | None = None) -> dict[str, Any]:
-    """`raw` with each `section.key=value` set; below `models.<model>`, if one is named, where it is a key of models.
+    """`raw` with each `section.key=value` set; keys of models are set in `models.<model>`.
 
     Raises ConfigError for a malformed override.
     """
@@ -119,10 +120,10 @@ def _keys(section: type[Section] = Section) -> set[str]:
 
 
 def _written(location: Iterable[str | int], raw: Any) -> Iterator[str | int]:
-    """The parts of an error's location without the names that pydantic gives to the types of a key with several."""
+    """An error's location without the names that pydantic gives to the types of a union."""
     for part in location:
         is_there = part in raw if isinstance(raw, Mapping) else isinstance(raw, list) and isinstance(part, int)
-        if is_there or isinstance(raw, Mapping):  # a missing key is written by nobody
+        if is_there or isinstance(raw, Mapping):  # the file has no missing key
             yield part
         raw = raw[part] if is_there else raw
 
@@ -152,7 +153,7 @@ def validate(raw: Mapping[str, Any], source: str) -> Settings:
 
 
 def _of_this_version(raw: dict[str, Any], given: Container[str] | None) -> dict[str, Any]:
-    """The content of a resolved file without the keys that this version lacks and that had their default then."""
+    """A resolved file's content without keys that this version lacks and that had their default."""
     if given is not None:
         try:
             Settings.model_validate(raw)
@@ -170,10 +171,10 @@ def _of_this_version(raw: dict[str, Any], given: Container[str] | None) -> dict[
 def load_settings(
     path: Path, overrides: Iterable[str] = (), model: str | None = None, name: str | None = None
 ) -> Settings:
-    """Read a YAML file and apply overrides `section.key=value`, of `models.<model>` too if a model is named.
+    """Read a YAML file and apply overrides `section.key=value`; see `with_overrides`.
 
-    With `name` they apply to a copy of the model that has this name. Raises ConfigError for a file that cannot be read,
-    an unknown key or model, a name that a model of the file has, or an override without `=`.
+    With `name` they apply to a copy of the model with this name. Raises ConfigError for an
+    unreadable file, an unknown key or model, a name that is taken, or an override without `=`.
     """
     raw = _of_this_version(read_yaml(path), _given(path.read_text(encoding="utf-8-sig")))
     models = raw.get("models") or {}
@@ -188,14 +189,14 @@ def load_settings(
 
 
 def settings_text(settings: Settings) -> str:
-    """The resolved configuration as YAML with every default; `load_settings` reads it back unchanged."""
+    """The settings as YAML with every default; `load_settings` reads them back unchanged."""
     text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     given = settings.model_dump(mode="json", exclude_defaults=True)
     return f"{text}{_GIVEN}{json.dumps([*names(given)])}\n"
 
 
 def _given(text: str) -> set[str] | None:
-    """The names of the keys that differ from their default, in the text of a resolved file; None for any other text."""
+    """The keys that differ from their default, as a resolved file names them; else None."""
     last = text.rstrip().rpartition("\n")[2]
     with suppress(ValueError):  # cut short
         return set(json.loads(last.removeprefix(_GIVEN))) if last.startswith(_GIVEN) else None

@@ -1,7 +1,8 @@
-"""The steps of the pipeline: their results, the settings that these depend on, and the units of their statistics.
+"""The steps of the pipeline: their results, the settings that decide these, their statistics.
 
-One table for the rules, their reruns, the report, `cluster.status` and the demo's summary. A new step is a row here, a
-module, a rule in workflow/rules/ and, if it has settings, a section in common/settings/corpus.py.
+One table for the rules, their reruns, the report, `cluster.status` and the demo's summary. A new
+step is a row here, a module, a rule in workflow/rules/ and, if it has settings, a section in
+common/settings/corpus.py.
 """
 
 import re
@@ -30,8 +31,8 @@ class Step:
     unit: str = ""
     """The unit of its statistics; empty if they are not in the report's funnel."""
     keys: tuple[str, ...] = ()
-    """Settings that the result depends on: a change repeats the step. Inputs from other steps are not named, nor are
-    keys that change no result: time-outs, memory, workers, logging."""
+    """Settings that the result depends on: a change repeats the step. Not inputs from other steps,
+    nor keys that change no result: time-outs, memory, workers, logging."""
     omitted: tuple[str, ...] = ()
     """Keys of those sections that change no result."""
     needs: str = ""
@@ -66,7 +67,7 @@ class Step:
         yield from filter(Path.is_file, paths)
 
     def figures(self, run: Path, shards: int | None = None) -> Iterator[dict[str, Any]]:
-        """The content of these statistics. Raises InputError for one that is damaged."""
+        """The content of these statistics. Raises InputError for a damaged file."""
         for path in self.statistics(run, shards):
             yield read_json(path, f"delete it to count without it, or make it again: snakemake -R {self.name}")
 
@@ -76,7 +77,7 @@ CORPUS = (
     Step("blacklist", "urls", "stats.json", "URLs", keys=("blacklist",), needs="urls"),
     Step(
         *("scrape", "pages", _DOCUMENTS, "pages"),
-        # what changes the text of a page, not how politely it is fetched; URL rules apply to redirects, too
+        # what changes a page's text, not how it is fetched; URL rules also judge redirects
         keys=(
             *("scrape.extractors", "scrape.max_bytes", "scrape.max_redirects", "scrape.obey_robots"),
             *("scrape.opt_outs", "scrape.opt_out_directives", "blacklist"),
@@ -161,16 +162,16 @@ def rule_key(rule: str) -> str:
 
 
 def configured(settings: Settings) -> list[Step]:
-    """The corpus steps of a configuration, in the order of the DAG; none if all models bring their data."""
+    """The corpus steps of a configuration, in their order; none if all models bring their data."""
     return [step for step in CORPUS if step.runs(settings)] if settings.urls or settings.sources else []
 
 
 def keys(name: str, settings: Settings, model: str = "") -> dict[str, Any]:
-    """The settings that a step's results depend on, as plain data; Snakemake reruns the step if they change.
+    """The settings that a step's results depend on, as plain data, for Snakemake to compare.
 
     "given" names those that differ from their default: see `changed`.
     """
-    found, given = dict[str, Any](), dict[str, Any]()
+    values, given = dict[str, Any](), dict[str, Any]()
     sparse = settings.model_dump(mode="json", exclude_defaults=True)
     for step in [named(name), *([named("scrape")] if name == "ingest" and settings.has_pages else [])]:
         for key in step.keys:
@@ -178,16 +179,16 @@ def keys(name: str, settings: Settings, model: str = "") -> dict[str, Any]:
             value = to_jsonable_python(_value(settings, path))
             if isinstance(value, dict):
                 value = {inner: each for inner, each in value.items() if f"{key}.{inner}" not in step.omitted}
-            found[last] = value
+            values[last] = value
             with suppress(KeyError):  # it is the default
                 given[last] = _value(sparse, path.removesuffix(".recipe"))
-    return {**found, "given": sorted({*names(found)} & {*names(given)})}
+    return {**values, "given": sorted({*names(values)} & {*names(given)})}
 
 
 def changed(then: dict[str, Any], now: dict[str, Any]) -> bool:
     """Whether `keys` of a step, perhaps of two versions of the toolkit, ask for different results.
 
-    A key that only one version has counts if its value is not the default. Data without "given" has no defaults.
+    A key that only one version has counts if it is not at its default. Without "given", all count.
     """
     given = {name for each in (then, now) for name in each.get("given", names(each))}
     return bool(changes({**then, "given": None}, {**now, "given": None}, given))
@@ -203,6 +204,6 @@ def _value(settings: Settings | dict[str, Any], key: str) -> Any:
 def read_by(rule: str, settings: Settings) -> list[Path]:
     """The files outside the run that `blacklist` or `ingest` reads; none for other rules."""
     lists = settings.urls if rule == "blacklist" else []
-    found = [path for pattern in lists for path in find_inputs(pattern, "lists")[0]]
-    found += [path for source in settings.sources if rule == "ingest" for path in source.files]
-    return [path for path in found if not path.is_relative_to(settings.run)]
+    paths = [path for pattern in lists for path in find_inputs(pattern, "lists")[0]]
+    paths += [path for source in settings.sources if rule == "ingest" for path in source.files]
+    return [path for path in paths if not path.is_relative_to(settings.run)]

@@ -1,10 +1,10 @@
-"""Convert checkpoints: `python -m convert.merge_mp` merges any layout into one Hugging Face folder."""
+"""Convert checkpoints of any origin; `convert.merge_mp` makes a Hugging Face folder of them."""
 
 import os
 
-# Both are read once, when PyTorch is imported.
-# Large tensors in huge pages: the kernel takes longer to map and clear 4 KB pages than to read the tensor.
+# PyTorch reads both when it is imported.
+# Large tensors in huge pages: mapping and clearing 4 KB pages takes longer than reading the tensor.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-# Threads that wait for each other sleep: where other work shares the cores, such as on a login node, the proof's small
-# products otherwise spend 5 times as long in waiting loops.
+# Waiting threads sleep: on shared cores, such as a login node's, the proof's small products
+# otherwise take 5 times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,26 +1,27 @@
 """Assembles whole tensors of a source in a writer's layout, and prefetches the next ones."""
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial, reduce
+from functools import reduce
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from common.errors import CheckpointError
+from common.workers import threaded_map
 from convert.sources.consistency import check_distinct
 from convert.sources.source import QKV, Sharded, Source
 from training import tensors
 
+Item = TypeVar("Item")
 OURS = QKV(3)
 """The order of our own checkpoints: [head, (q, k, v), dim]."""
 HUGGING_FACE = QKV(0)
 """[(q, k, v), head, dim]."""
 _BAND = 1 << 19  # elements that are read and transposed at a time: they stay in the cache
-_AHEAD = 4  # tensors: matrices and biases alternate, so that there are two matrices among them
+_IN_FLIGHT = 5  # tensors: matrices and biases alternate, so at most three of them are matrices
 
 
 def assemble(
@@ -32,11 +33,11 @@ def assemble(
     dtype: torch.dtype | None = None,
     tensor: Sharded | None = None,
 ) -> Tensor:
-    """The tensor `name`, contiguous, without vocabulary padding: the qkv rows in the order `qkv`, matrices [out, in].
+    """The tensor `name`, contiguous, without vocabulary padding, qkv rows in the order `qkv`.
 
-    With `conv1d` the matrices of layers are [in, out]. `tensor` is another one of the same name, such as a moment.
-    Bit-exact unless `dtype` asks for another type. Holds the result and a few rows besides. Raises CheckpointError
-    naming the files if two ranks have the same part of a matrix.
+    Matrices are [out, in]; with `conv1d` those of layers are [in, out]. `tensor` is assembled
+    instead of the weight, such as its moment. Bit-exact without `dtype`. Memory: the result and a
+    few rows. Raises CheckpointError naming the files if two ranks have the same part of a matrix.
     """
     leaf, sharded = tensors.leaf_of(name), tensor or source.tensors[name]
     if tensor is None:
@@ -56,10 +57,10 @@ def assemble(
 
 
 def _fill(target: Tensor, sharded: Sharded, axis: int, order: Tensor | None) -> None:
-    """Copy the tensor into `target`, or as many rows as that has; it may be a transpose.
+    """Copy the first rows of a tensor into `target`, which may be a transpose.
 
-    `order`: the target's index along `axis` for each index of the source. Each band of rows is read, converted and
-    copied while it is in the cache: a transpose of a whole matrix takes twice the time.
+    `order`: the target's index along `axis` for each index of the source. Bands of rows are read,
+    converted and copied in the cache: half the time of transposing a whole matrix.
     """
     order = torch.arange(target.shape[axis]) if order is None else order
     for offset, band in sharded.rows(0, len(target)).bands(_BAND):
@@ -76,43 +77,37 @@ def check_parts(source: Source, name: str) -> None:
     """CheckpointError naming the files if two ranks have the same part of the matrix `name`."""
     leaf, rows = tensors.leaf_of(name), source.model.vocab_size if name in tensors.VOCABULARY else math.inf
     if leaf.kind == "weight" and leaf.split is not None:
-        # not of padding, which repeats a row
+        # padding may repeat a row
         check_distinct(block.tensor for block in source.tensors[name].blocks if block.offset[0] < rows)
 
 
 def prefetched(source: Source, wanted: Mapping[str, torch.dtype], *, qkv: QKV, conv1d: bool) -> Iterator[Tensor]:
     """`assemble` each of `wanted` as its type, prefetched by a thread.
 
-    The caller must not keep a tensor while it asks for the next one. Raises CheckpointError naming the tensor if a
-    finite value is infinite in that type.
+    The caller must not keep a tensor while it asks for the next one. Raises CheckpointError naming
+    the tensor if a finite value is infinite in that type.
     """
 
-    def make(name: str, dtype: torch.dtype) -> Tensor:
-        tensor = assemble(source, name, qkv=qkv, conv1d=conv1d, dtype=dtype)
+    def make(name: str) -> Tensor:
+        tensor = assemble(source, name, qkv=qkv, conv1d=conv1d, dtype=wanted[name])
         _check_range(source, name, tensor)
         return tensor
 
-    return prefetch((partial(make, *item) for item in wanted.items()), _AHEAD)
+    return prefetch(make, wanted, _IN_FLIGHT)
 
 
-def prefetch(calls: Iterable[Callable[[], Tensor]], count: int) -> Iterator[Tensor]:
-    """The results of `calls`, in order, prefetched by a thread that computes up to `count` in advance."""
-    started: deque[Future[Tensor]] = deque()
-    # one thread for its operations, too: more would compete with the caller
-    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        try:
-            for call in calls:
-                started.append(pool.submit(call))
-                if len(started) > count:
-                    yield started.popleft().result()
-            while started:
-                yield started.popleft().result()
-        finally:  # after an error of the caller, too
-            pool.shutdown(cancel_futures=True)
+def prefetch(function: Callable[[Item], Tensor], items: Iterable[Item], in_flight: int) -> Iterator[Tensor]:
+    """`map(function, items)`; a thread computes up to `in_flight` tensors ahead of the caller."""
+
+    def on_one_core(item: Item) -> Tensor:
+        torch.set_num_threads(1)  # of this thread: more would compete with the caller
+        return function(item)
+
+    return threaded_map(on_one_core, items, 1, in_flight)
 
 
 def widest_dtype(source: Source) -> torch.dtype:
-    """The type that holds all values of a source exactly; if all tensors have the same type, that one."""
+    """The narrowest type that holds all values of a source exactly."""
     return reduce(torch.promote_types, (tensor.dtype for tensor in source.tensors.values()))
 
 

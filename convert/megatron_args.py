@@ -1,6 +1,6 @@
-"""Megatron's `args` (2020 to today): what they say about a model, and those that Megatron-LM reads from a checkpoint.
+"""Megatron's `args` in checkpoints (2020 to today): read, and written for Megatron-LM.
 
-See `check_checkpoint_args` and `load_args_from_checkpoint` in its megatron/training/checkpointing.py.
+Source: megatron/training/checkpointing.py, its check and load of a checkpoint's args.
 """
 
 import math
@@ -16,8 +16,9 @@ from convert.pt import Placeholder, enum_member
 from convert.sources.consistency import CURE
 from convert.sources.ranks import GPT2_VOCABULARY, VOCABULARY_STEP
 from convert.sources.source import Recorded, Source
+from training.parallel.sizes import padded_vocab_size
 
-# settings that change the arithmetic, and the values of a GPT-2; a setting that is not recorded is not checked
+# settings that change the arithmetic, with GPT-2's values; only recorded ones are checked
 _GPT2: Mapping[str, tuple[Any, ...]] = {
     "swiglu": (False, None),
     "geglu": (False, None),
@@ -47,10 +48,7 @@ _SIZES = {
 
 
 def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
-    """The settings in `args` (`fields` of the recorded Namespace; empty if there is none) and in `options`.
-
-    Raises CheckpointError naming the setting if the model is no GPT-2.
-    """
+    """The settings in `args` and `options`; CheckpointError naming one that no GPT-2 has."""
     for name, accepted in _GPT2.items():
         value = _plain(args.get(name))
         if value not in accepted:
@@ -77,7 +75,7 @@ def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
     activation, notes = _activation(args, options)
     dropout = real(args, 0.1, "hidden_dropout")
     if (attention := real(args, dropout, "attention_dropout")) != dropout:
-        notes += (f"dropout {dropout} is that of the hidden states; the attention's was {attention}",)
+        notes += (f"dropout is {dropout}, as for hidden states; for attention it was {attention}",)
     tokens = number(args, "vocab_size")
     if tokens and args.get("tokenizer_type") == "NullTokenizer":
         tokens += 1  # its end of text comes after the tokens that its --vocab-size counts
@@ -97,11 +95,12 @@ def read_args(args: Mapping[str, Any], options: Options) -> Recorded:
 
 
 def check_ranks(files: Sequence[tuple[Path, Mapping[str, Any], tuple[int, int]]], tensor: int, pipeline: int) -> None:
-    """Raises CheckpointError naming a file that another rank or layout saved, by its args.
+    """Raises CheckpointError naming a file whose args are those of another rank or layout.
 
-    `files` are a path, its args, and the tensor rank and pipeline stage by its name, of the ranks of one save. The same
-    rank in all files says nothing: a converter wrote them. Ranks count tensor ranks first, then context and data ranks,
-    then stages; with use_tp_pp_dp_mapping stages before data ranks. Source: megatron/core/parallel_state.py.
+    `files` has a path, its args, and its (tensor rank, pipeline stage) by name, per rank. Equal
+    ranks in all files say nothing: a converter wrote them. Ranks count tensor ranks first, then
+    context and data ranks, then stages; with use_tp_pp_dp_mapping stages before data ranks. Source:
+    megatron/core/parallel_state.py.
     """
     recorded = {path: rank for path, args, _ in files if type(rank := args.get("rank")) is int}
     for path, args, (column, row) in files:
@@ -122,11 +121,6 @@ def check_ranks(files: Sequence[tuple[Path, Mapping[str, Any], tuple[int, int]]]
                 f"{path}: was saved by rank {rank}, which is tensor rank {rank % tensor} of pipeline stage {stage}, "
                 f"but its name is that of tensor rank {column} of stage {row}; {CURE} to its place"
             )
-
-
-def padded_rows(source: Source, tp: int) -> int:
-    """Rows of the embedding over all tensor ranks."""
-    return -(-source.model.vocab_size // (VOCABULARY_STEP * tp)) * VOCABULARY_STEP * tp
 
 
 def check_split(source: Source, tp: int, pp: int) -> None:
@@ -158,7 +152,7 @@ def args_of(source: Source, tp: int, pp: int, ckpt_format: str = "torch") -> dic
         "seq_length": model.n_positions,
         "encoder_seq_length": model.n_positions,
         "vocab_size": model.vocab_size,
-        "padded_vocab_size": padded_rows(source, tp),
+        "padded_vocab_size": padded_vocab_size(model.vocab_size, tp),
         "make_vocab_size_divisible_by": VOCABULARY_STEP,
         "tokenizer_type": "GPT2BPETokenizer" if model.vocab_size == GPT2_VOCABULARY else None,
         # GPT-2's arithmetic
@@ -210,7 +204,7 @@ def number(args: Mapping[str, Any], *names: str) -> int | None:
 
 
 def json_args(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are numbers, words or truth values, for a report; no paths."""
+    """The settings that are numbers, words or booleans, for a report; no paths."""
     return {
         name: value
         for name in sorted(args)
@@ -221,20 +215,21 @@ def json_args(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _activation(args: Mapping[str, Any], options: Options) -> tuple[str, tuple[str, ...]]:
-    """Megatron's fused GELU and its openai_gelu are the tanh form; only without both is it PyTorch's erf form."""
+    """Megatron's fused GELU and its openai_gelu are the tanh form; otherwise it is the erf form."""
     if options.activation:
         return options.activation, ()
     if args.get("openai_gelu") is True or args.get("bias_gelu_fusion"):
         return "gelu_new", ()
     if args.get("bias_gelu_fusion") is not False and "openai_gelu" not in args:
-        return "gelu_new", ("activation is not recorded: gelu_new (tanh) assumed (--activation decides)",)
+        return "gelu_new", ("GELU is not recorded: the tanh form, GPT-2's, is assumed (--activation decides)",)
     return "gelu", (
-        "activation is gelu (erf), because args.bias_gelu_fusion and args.openai_gelu are off (--activation decides)",
+        "GELU is the erf form, as args.bias_gelu_fusion and args.openai_gelu are off; GPT-2's is the tanh form "
+        "(--activation decides)",
     )
 
 
 def _plain(value: Any) -> Any:
-    """A setting; the member's value for that of an enumeration, which is read as a placeholder."""
+    """A setting, or the value of an enumeration's member, which is read as a placeholder."""
     if not isinstance(value, Placeholder):
         return value
     # Megatron-DeepSpeed's PositionEmbeddingType: rotary 1, absolute 2, alibi 3

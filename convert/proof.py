@@ -1,21 +1,20 @@
-"""Prove a merge: a fixed batch must have equal outputs in the source's files and in the written folder.
+"""Prove a merge: a fixed batch has equal outputs in the source's files and in the written folder.
 
-Two implementations walk side by side, a layer at a time, in float32. `_source_steps` uses the source's own arithmetic:
-each shard multiplies its columns or rows, partial sums are added over the ranks, pipeline stages follow in order, and
-each vocabulary shard gives its logits. `_folder_steps` is written from the published layout of Hugging Face's GPT-2 and
-shares no code with the merge. Sources: Shoeybi et al. 2019, section 3; Radford et al. 2019; the documentation of
-GPT2LMHeadModel.
+Two implementations compute in parallel, layer by layer, in float32. `_source_steps` uses the
+source's own arithmetic: each shard multiplies its columns or rows, partial sums are added over the
+ranks, and each vocabulary shard gives its logits. `_folder_steps` is written from the published
+layout of Hugging Face's GPT-2 and shares no code with the merge. Sources: Shoeybi et al. 2019,
+section 3; Radford et al. 2019; the documentation of GPT2LMHeadModel.
 
-Which rank a file is of is known before: exchanged files are found by what they record (`megatron_args.check_ranks`).
+Both take a file's rank from its name: `megatron_args.check_ranks` detects exchanged files.
 
-Comparing every attention and MLP output, not only the logits, makes the proof sharp (in an untrained model, q and k may
-be exchanged and the logits hardly move) and names the layer that is wrong.
+Every attention and MLP output is compared, not only the logits. This names the wrong layer, and it
+is sharper: exchanged q and k hardly move the logits of an untrained model.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -55,6 +54,10 @@ class Proof:
     tolerance: float = TOLERANCE
     layer_tolerance: float = LAYER_TOLERANCE
 
+    def __str__(self) -> str:
+        absolute, relative = self.largest_difference, self.relative_difference
+        return f"logits equal the source's within {absolute:.1e}, {relative:.1e} of the largest"
+
 
 @torch.no_grad()
 def source_outputs(source: Source, dtype: torch.dtype | None = None) -> list[tuple[str, Tensor]]:
@@ -63,26 +66,23 @@ def source_outputs(source: Source, dtype: torch.dtype | None = None) -> list[tup
 
 
 def prove(source: Source, expected: Sequence[tuple[str, Tensor]], folder: Path) -> Proof:
-    """Compare the source's outputs (`source_outputs`) with those of the Hugging Face folder that was made of it.
-
-    Raises ProofError naming the first output that differs more than the tolerance, or is not finite.
-    """
+    """Compare `source_outputs` with a Hugging Face folder's; ProofError names the first wrong."""
     return _compare(source, iter(expected), _folder_steps(folder, *_batch(source.model)))
 
 
 def prove_source(source: Source, written: Source) -> Proof:
     """Compare the source with a checkpoint of another layout that was made of it; see `prove`."""
-    steps = [_source_steps(one, *_batch(source.model), None) for one in (source, written)]
-    return _compare(source, *steps)
+    batch = _batch(source.model)
+    return _compare(source, _source_steps(source, *batch, None), _source_steps(written, *batch, None))
 
 
 @torch.no_grad()
 def _compare(source: Source, source_steps: Steps, result_steps: Steps) -> Proof:
     tokens, worst, difference, largest, relative = 0, 0.0, 0.0, 0.0, 0.0
-    for (name, expected), (_, found) in zip(source_steps, result_steps, strict=True):
+    for (name, expected), (_, result) in zip(source_steps, result_steps, strict=True):
         if not expected.isfinite().all():
             raise ProofError(f"{source.path}: {name} is not finite in the source itself; nothing was written")
-        difference, largest = float((found - expected).abs().max()), float(expected.abs().max())
+        difference, largest = float((result - expected).abs().max()), float(expected.abs().max())
         relative = difference / largest if largest else difference
         limit = TOLERANCE if name == "logits" else LAYER_TOLERANCE
         if not relative <= limit:  # also true for NaN
@@ -95,10 +95,7 @@ def _compare(source: Source, source_steps: Steps, result_steps: Steps) -> Proof:
 
 
 def _batch(model: Architecture) -> tuple[Tensor, Tensor]:
-    """Two rows of fixed pseudo-random tokens, the last one of the vocabulary among them, and increasing positions.
-
-    (B, T) twice; the positions are spread from the first to the last.
-    """
+    """Fixed random tokens, the vocabulary's last one among them, and increasing positions."""
     generator = torch.Generator().manual_seed(0)
     length = min(_LENGTH, model.n_positions)
     tokens = torch.randint(model.vocab_size, (2, length), generator=generator)
@@ -129,7 +126,7 @@ def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torc
         return exact(torch.cat(rows)).view(*ids.shape, model.n_embd)
 
     def product(x: Tensor, name: str, out: int) -> Tensor:
-        """Column-parallel blocks give their own features; row-parallel ones take theirs, and are added."""
+        """Column-parallel blocks give some features; row-parallel blocks partial sums of all."""
         inputs = x.flatten(0, -2).t().contiguous()  # (B, T, in) -> (in, B * T)
         y = torch.zeros(out, inputs.shape[1])
         tensor, conv1d = source.tensors[name], source.conv1d and name.startswith("h.")
@@ -169,7 +166,7 @@ def _source_steps(source: Source, tokens: Tensor, positions: Tensor, dtype: torc
 
 
 def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
-    """The outputs, computed from the files of a Hugging Face folder, read from the disk a tensor at a time."""
+    """The outputs, computed from the files of a Hugging Face folder, a tensor at a time."""
     config: Any = read_json(folder / "config.json")
     files = _files_of(folder)
     n_embd, n_head = config["n_embd"], config["n_head"]
@@ -189,11 +186,11 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
         return part[first:last].float()  # type: ignore[no-any-return]
 
     def bands(name: str, last: int | None = None) -> Iterator[Tensor]:
-        """The rows before `last`, prefetched by a thread: reading and converting take as long as the products."""
+        """The rows before `last`, prefetched: reading takes as long as multiplying."""
         part = stored(name)
         count, *widths = part.get_shape()
         ends = [*range(0, last or count, max(1, _BAND // math.prod(widths))), last or count]
-        return prefetch((partial(read, part, *at) for at in pairwise(ends)), 2)
+        return prefetch(lambda rows: read(part, *rows), pairwise(ends), 3)
 
     def vector(name: str) -> Tensor:
         return read(stored(f"transformer.{name}"), 0)
@@ -239,7 +236,7 @@ def _folder_steps(folder: Path, tokens: Tensor, positions: Tensor) -> Steps:
 
 
 def _files_of(folder: Path) -> dict[str, Path]:
-    """The file of each tensor: as the index says, if there is one."""
+    """The file of each tensor, by the index, or the only file."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists():
         return {name: folder / file for name, file in read_json(index)["weight_map"].items()}

@@ -1,13 +1,15 @@
 """Read untrusted .pt files: nothing in them is executed, and tensors stay on the disk.
 
-A pickle names classes and functions, and an ordinary unpickler imports and calls them. Here each name becomes a new
-empty class that keeps what the pickle gives it (`Placeholder`).
+A pickle names classes and functions, and an ordinary unpickler imports and calls them. Here each
+name becomes a new empty class that keeps what the pickle gives it (`Placeholder`).
 
-    since torch 1.6    zip archive, not compressed: data.pkl, and data/KEY for each storage, each with a CRC32 (or 0)
-    before             pickles: magic number, 1001, sizes of C types, the object, the keys of its storages in order;
-                       then for each key the number of elements (little-endian int64) and the data
+    since torch 1.6    zip archive, not compressed: data.pkl, and data/KEY for each storage, each
+                       with a CRC32 (or 0)
+    before             pickles: magic number, 1001, sizes of C types, object, keys of its storages;
+                       then per key the number of elements (little-endian int64) and the data
 
-A storage in the pickle is a persistent id: ("storage", type, key, location, elements; before torch 1.6 a view, too).
+A storage in the pickle is a persistent id: ("storage", type, key, location, elements; before torch
+1.6 a view, too).
 """
 
 import math
@@ -49,7 +51,7 @@ class Placeholder:
     args: tuple[Any, ...] = ()
     """The arguments of the constructor."""
     state: Any = None
-    """What the pickle sets: a dict of attributes, which the placeholder has too, or anything else."""
+    """What the pickle sets: attributes, which the placeholder has too, or anything else."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -73,12 +75,12 @@ def load_plain(
     known: Mapping[str, Callable[..., Any]] | None = None,
     persistent: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """The content of the next pickle in a file, which may name what begins with one of `names` (None: anything),
-    torch.Size, torch's dtypes and OrderedDict.
+    """The content of the next pickle in a file; nothing that it names is imported.
 
-    `known` are functions that are called for the names in it; they must not be shared between calls, because a pickle
-    can set their attributes. `persistent` answers the pickle's persistent ids. Raises ForeignClassError, or any other
-    exception for a damaged pickle.
+    The pickle may name torch.Size, torch's dtypes, OrderedDict, and what begins with one of `names`
+    (None: anything). `known` are functions to call for names; they must not be shared between
+    calls, because a pickle can set their attributes. `persistent` gives the objects of persistent
+    ids. Raises ForeignClassError for other names, or any other exception for a damaged pickle.
     """
     unpickler = _Unpickler(file, encoding="utf-8")
     unpickler.names = names
@@ -102,7 +104,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def fields(value: Any) -> Mapping[str, Any]:
-    """The attributes of an object that was not constructed (a Namespace) or the items of a dict; else empty."""
+    """The items of a dict, or the attributes of a placeholder such as a Namespace; else empty."""
     state = value.state if isinstance(value, Placeholder) else value
     return state if isinstance(state, Mapping) else {}
 
@@ -117,13 +119,24 @@ def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def enum_member(value: Any) -> str | None:
-    """The name of an Enum's member, which Python 3.11 before 3.11.4 pickles as `getattr(CLASS, NAME)`."""
+    """The name of an Enum's member that Python before 3.11.4 pickled as `getattr(CLASS, NAME)`."""
     is_member = isinstance(value, Placeholder) and value.name == "builtins.getattr" and len(value.args) == 2
     return str(value.args[1]) if is_member else None
 
 
+def number_in(*values: Any) -> int | None:
+    """The first value that is a number, or a tensor or an enumeration's member of one."""
+    for value in values:
+        plain = next(iter(value.args), None) if isinstance(value, Placeholder) else value
+        if isinstance(plain, StoredTensor):
+            plain = plain.read().item() if math.prod(plain.shape) == 1 else None
+        if isinstance(plain, int | float) and not isinstance(plain, bool):
+            return int(plain)
+    return None
+
+
 def once(compare: Callable[[Path], None], path: Path) -> Callable[[], None]:
-    """A check that all tensors of a file share: the first call runs `compare`, and other threads wait for it."""
+    """A check that runs `compare` on its first call; other threads wait for it."""
     lock, done = Lock(), False
 
     def check() -> None:
@@ -139,8 +152,7 @@ def once(compare: Callable[[Path], None], path: Path) -> Callable[[], None]:
 def load_pt(path: Path) -> Any:
     """The content of a .pt file: tensors as `StoredTensor`, objects of any class as `Placeholder`.
 
-    Raises CheckpointError if the file is no .pt file, damaged or cut off; damage in the tensors' data is found when the
-    first of them is read.
+    Raises CheckpointError if it is no .pt file, damaged or cut off; tensors are checked when read.
     """
     with damage_named(path), path.open("rb") as file:
         if file.read(4) == b"PK\x03\x04":
@@ -151,7 +163,7 @@ def load_pt(path: Path) -> Any:
 
 @contextmanager
 def damage_named(path: Path, record: str = "") -> Iterator[None]:
-    """Turns any error into a CheckpointError of one line that names the file; `record` is the part that is read."""
+    """Turn any error into a CheckpointError of one line; `record` names the part of the file."""
     try:
         yield
     except CheckpointError:
@@ -168,9 +180,9 @@ def damage_named(path: Path, record: str = "") -> Iterator[None]:
 def load_archive(
     path: Path, start: int = 0, length: int | None = None, check: Callable[[], None] | None = None, record: str = ""
 ) -> Any:
-    """The content of an archive of torch.save, which is all of a file or a record in it; errors as `check_archive`.
+    """The content of an archive of torch.save: a whole file, or `length` bytes of it.
 
-    `check` is called before a tensor is read.
+    `check` is called before a tensor is read. Errors: see `check_archive`.
     """
     with _open_archive(path, start, length, record) as (archive, file):
         _check_members(path, archive, record, tensors=False)
@@ -190,11 +202,7 @@ def load_archive(
 
 
 def check_archive(path: Path, start: int = 0, length: int | None = None, record: str = "") -> None:
-    """Compare the members of an archive of torch.save with their CRC32.
-
-    `record` names the archive if it is a part of the file. Raises CheckpointError naming the file and the member that
-    is damaged or compressed.
-    """
+    """Compare an archive of torch.save with its CRC32s; CheckpointError names the bad member."""
     with _open_archive(path, start, length, record) as (archive, _):
         _check_members(path, archive, record, tensors=True)
 
@@ -208,7 +216,7 @@ def _open_archive(path: Path, start: int, length: int | None, record: str) -> It
 
 
 def _check_members(path: Path, archive: ZipFile, record: str, *, tensors: bool) -> None:
-    """Compare the members, or those without tensor data, with their CRC32; zipfile's errors name them."""
+    """Compare members with their CRC32, with or without those of tensors."""
     for member in archive.infolist():
         if member.compress_type != ZIP_STORED:
             raise CheckpointError(
@@ -221,7 +229,7 @@ def _check_members(path: Path, archive: ZipFile, record: str, *, tensors: bool) 
 
 
 def _load_legacy(path: Path, file: IO[bytes]) -> Any:
-    """Read the object twice: the first pass gives the sizes of the storages, which follow it."""
+    """Reads the object twice: the first pass gives the sizes of the storages after it."""
     if load_plain(file, ()) != MAGIC_NUMBER or load_plain(file, ()) != PROTOCOL_VERSION:
         raise CheckpointError(f"{path}: not a .pt file")
     load_plain(file, ())  # sizes of C types
@@ -268,7 +276,7 @@ def _load_object(path: Path, file: IO[bytes], place: _Storages, check: Callable[
 
 
 class _Part(RawIOBase):
-    """A range of a file. PyTorch's class of this kind takes seconds to import, and finds the end in a wrong place."""
+    """A range of a file. PyTorch's class is slow to import, and seeks wrongly from the end."""
 
     def __init__(self, file: IO[bytes], start: int, length: int) -> None:
         self._file, self._start, self._length, self._position = file, start, length, 0
@@ -286,6 +294,6 @@ class _Part(RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         wanted = memoryview(buffer)[: max(self._length - self._position, 0)]
         self._file.seek(self._start + self._position)
-        found = self._file.readinto(wanted)  # type: ignore[attr-defined]
-        self._position += found
-        return int(found)
+        count: int = self._file.readinto(wanted)  # type: ignore[attr-defined]
+        self._position += count
+        return count

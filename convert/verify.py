@@ -4,9 +4,10 @@
     python -m convert.verify merged/gpt2-345m
     python -m convert.verify megatron/gpt2-345m
 
-Compares every checksum that the folder has (manifest.json, training.json, the CRC32 in .pt and .distcp files), reads
-every tensor, checks shapes and ranks, and compares the copies that several ranks hold. Prints what the folder is, and
-"whole"; otherwise one line that names what is damaged, missing or copied, and exit code 2. Writes nothing.
+Compares every checksum that the folder has (manifest.json, training.json, the CRC32 in .pt and
+.distcp files), reads every tensor, checks shapes and ranks, and compares the copies that several
+ranks hold. Prints the origin and layout, and "whole". Otherwise exits with code 2, and one line
+names what is damaged, missing or copied. Writes nothing.
 """
 
 import sys
@@ -16,15 +17,12 @@ from pathlib import Path
 from zipfile import ZipFile, is_zipfile
 
 from common import cli
-from convert import arguments as flags
-from convert.arguments import Options
+from convert.arguments import Options, add_options, options_of
+from convert.command import SOURCE
 
 
 def check(path: Path, options: Options | None = None) -> Iterator[str]:
-    """The lines about what is in `path`, the last after everything was compared.
-
-    Raises CheckpointError or InputError naming the file, folder or tensor that is not as it was written.
-    """
+    """Yields lines about the checkpoint, the last when all is compared; raises for any damage."""
     from convert.assemble import check_parts
     from convert.sources.consistency import compare_replicas
     from convert.sources.find import open_source
@@ -35,7 +33,7 @@ def check(path: Path, options: Options | None = None) -> Iterator[str]:
     from training.model_folder import checkpoint_folders
 
     saves = checkpoint_folders(path) if path.is_dir() else []
-    # of a run of ours the last save, even if an older one is whole
+    # the last save of a run of ours, even if only an older one is whole
     source = open_source(saves[0] if any((save / MANIFEST).exists() for save in saves) else path, options)
     yield f"{source.path}: {source.layout}"
     yield from (f"  {note}" for note in (*source.notes, check_tokenizer(source)) if note)
@@ -48,7 +46,7 @@ def check(path: Path, options: Options | None = None) -> Iterator[str]:
         check_parts(source, name)
     for tensor in chain.from_iterable(kind.values() for kind in (source.tensors, *source.moments.values())):
         for _ in row_bands(tensor):
-            pass  # before the first tensor of a file is read, the whole file is compared with its checksums
+            pass  # reading the first tensor of a file compares the whole file with its checksums
     replicas = compare_replicas(source)
     if unknown := sorted(str(file) for file in files - hashed if _has_no_checksum(file)):
         yield f"  without a checksum, so that only sizes and shapes were compared: {', '.join(unknown)}"
@@ -66,10 +64,10 @@ def _has_no_checksum(file: Path) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("convert.verify", __doc__)
-    parser.add_argument("checkpoint", type=cli.checkpoint_path, metavar="FOLDER", help=flags.SOURCE)
-    flags.add_options(parser)
+    parser.add_argument("checkpoint", type=cli.checkpoint_path, metavar="FOLDER", help=SOURCE)
+    add_options(parser)
     arguments = parser.parse_args(argv)
-    for line in check(arguments.checkpoint, flags.options(arguments)):
+    for line in check(arguments.checkpoint, options_of(arguments)):
         print(line)
     return 0
 

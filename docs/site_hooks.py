@@ -1,6 +1,7 @@
-"""Pages of the site that are no files of this folder: README, CONTRIBUTING, CHANGELOG, and the API reference.
+"""Pages of the site from outside docs/: README, CONTRIBUTING, CHANGELOG, the API reference.
 
-mkdocs calls the functions here (`hooks` in mkdocs.yml). Links are rewritten, so that the same text works on GitHub.
+mkdocs calls these functions (`hooks` in mkdocs.yml). They rewrite links that are written for
+GitHub.
 """
 
 import re
@@ -37,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """`../CONTRIBUTING.md` is a page of the site, too."""
+    """Point links such as `../CONTRIBUTING.md` to the site's pages."""
     for source, name in PAGES.items():
         markdown = markdown.replace(f"](../{source}", f"]({name}")
     return markdown
@@ -45,9 +46,9 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 def on_post_page(output: str, page: Page, **_: object) -> str:
     """Raises PluginError if a page loads something from another address."""
-    found = _LOADED.search(output)
-    if found:
-        raise PluginError(f"{page.file.src_uri}: loads {found[1]}; a reader's browser must not connect to anything")
+    loaded = _LOADED.search(output)
+    if loaded:
+        raise PluginError(f"{page.file.src_uri}: loads {loaded[1]}; a reader's browser must not connect to anything")
     return output
 
 

@@ -60,7 +60,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]
     def parse(self: argparse.ArgumentParser, *_: object, **__: object) -> None:
         raise Parsed(self)
 
-    for command in COMMANDS:
+    for command in COMMANDS.values():
         with monkeypatch.context() as patched, pytest.raises((Parsed, SystemExit)) as parsed:
             patched.setattr(argparse.ArgumentParser, "parse_args", parse)
             main_of(command)([])
@@ -107,4 +107,4 @@ def test_every_command_reads_the_checkpoint_that_a_path_means(
 
 def test_no_other_option_is_called_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     taking = {command for command, _ in commands(monkeypatch)}
-    assert {name for name in COMMANDS if "--checkpoint" in called(name, "--help").stdout} <= taking
+    assert {name for name in COMMANDS.values() if "--checkpoint" in called(name, "--help").stdout} <= taking

@@ -1,6 +1,4 @@
-"""The examples in docstrings, README and docs run as they stand, in a folder that holds the files
-they name.
-"""
+"""The examples in docstrings, README and docs run as they stand, in a folder with their files."""
 
 import argparse
 import ast
@@ -53,7 +51,6 @@ SKIPPED = {
     r"python -m convert\.from_megatron": "needs a new model; tests/convert/test_from_megatron.py has one",
     r"python -m workflow.demo\.build": "takes seconds; tests/workflow/demo/test_build.py runs it",
     r"python -m training\.kernels build": "needs nvcc; tests/training/kernels/test_library.py has a stand-in",
-    r"python -m training\.probe": "measures for seconds; tests/training/test_probe.py runs it",
     r"python -m cluster\.preflight": "two processes; tests/training/launch/test_preflight.py starts them",
     r"python -m cluster\.autotune": "measures for minutes; tests/cluster/test_autotune.py does that",
     r"python -m corpus\.blacklist .*(xz|RS_)": "tests/corpus/test_blacklist.py has dumps",
@@ -104,9 +101,7 @@ class _Parsed(Exception):
 
 
 def call(command: str) -> None:
-    """Run `python -m MODULE …` in the current folder; fails with what it said when its exit code is
-    not 0.
-    """
+    """Run `python -m MODULE …` in the current folder; fails with its errors."""
     for full, small in SMALLER.items():
         command = command.replace(full, small)
     for part in command.split(" && "):
@@ -125,9 +120,7 @@ def call(command: str) -> None:
 
 
 def _workshop(finished: Path, address: str) -> None:
-    """Fill the current folder with a finished run, results/demo, and the files that examples
-    name.
-    """
+    """Fill the current folder with a finished run, results/demo, and the examples' files."""
     for name in ("Snakefile", "workflow", "profiles", "configs", "slurm"):
         Path(name).symlink_to(ROOT / name)
     run = Path("results/demo")
@@ -217,7 +210,9 @@ def test_every_documented_command_has_options_that_exist(monkeypatch: pytest.Mon
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
     words = [shlex.split(re.split(r" [|>&]|; ", part)[0]) for part in parts]
     checked = [
-        (module, options) for program, _, module, *options in words if program == "python" and module in COMMANDS
+        (module, options)
+        for program, _, module, *options in words
+        if program == "python" and module in COMMANDS.values()
     ]
     assert len(checked) > 60
     for module, options in checked:

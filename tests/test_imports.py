@@ -77,7 +77,7 @@ def test_modules_import_each_other_in_no_circle() -> None:
 def test_the_corpus_needs_no_torch() -> None:
     """Nor does the start of any other command."""
     names = [name for name in FILES if name.split(".")[0] in ("common", "corpus") and not name.endswith("__main__")]
-    names += [name for name in COMMANDS if name.startswith(("training", "convert", "cluster"))]
+    names += [name for name in COMMANDS.values() if name.startswith(("training", "convert", "cluster"))]
     code = f"for name in {names}: __import__(name); assert 'torch' not in sys.modules, name"
     done = subprocess.run([sys.executable, "-c", f"import sys\n{code}"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

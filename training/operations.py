@@ -2,15 +2,18 @@
 
     choose_operations(experiment, world, folder, seconds)   # once per job, a collective call
 
-The choice is kept in MODEL_FOLDER/operations.json. Every later start with the same key (device, shapes, types and
-settings) uses it again, so a resumed run computes in the same order regardless of GPU load.
+The choice is kept in MODEL_FOLDER/operations.json. Every later start with the same key (device,
+shapes, types and settings) uses it again, so a resumed run computes in the same order regardless of
+GPU load. Data and pipeline ranks are not part of the key: they only change how many parameters a
+rank's optimiser updates.
 
-Attention runs in one of PyTorch's kernels: the one that the settings name, or the fastest for the run's shapes. Dropout
-matters as much as the shape: cuDNN's kernel may be several times slower with it. The choice is global, so it holds in
+Attention runs in one of PyTorch's kernels: the configured one, or the fastest for the run's shapes
+and dropout (cuDNN's may be several times slower with dropout). The choice is global, so it holds in
 compiled graphs, too.
 
-Our own kernels are measured if the run takes an hour or more, in three minutes at most. `choose_kernels` compares the
-results of each kernel with PyTorch's, then times its part of the step with and without it.
+Our own kernels are measured if the run takes an hour or more, for at most three minutes.
+`choose_kernels` compares the results of each kernel with PyTorch's, then times its part of the step
+with and without it.
 """
 
 import os
@@ -43,9 +46,9 @@ from training.tensors import leaf_of
 _SWITCHES = {"flash": "flash", "cudnn": "cudnn", "efficient": "mem_efficient", "math": "math"}  # torch's names
 ATTENTION = tuple(_SWITCHES)
 REPEATABLE = ("flash", "math")
-"""Attention kernels with bitwise reproducible gradients under `torch.use_deterministic_algorithms`."""
+"""Attention kernels with reproducible gradients under `torch.use_deterministic_algorithms`."""
 SHORT_RUN = 3600.0
-"""Shorter runs, in seconds, measure no kernels."""
+"""Runs of fewer seconds measure no kernels."""
 BUDGET = 180.0
 """Upper limit on the time for measuring kernels, in seconds."""
 _GAIN = 0.99  # a kernel must save 1 % of its part's time: repeated measurements differ by less
@@ -56,10 +59,11 @@ AttentionShape = tuple[int, int, int, int]
 
 
 def choose_operations(experiment: Experiment, world: World, folder: Path, seconds: float | None = 0.0) -> None:
-    """Choose on rank 0, by record or measurement, and apply the choice on all ranks (a collective call); no-op on CPUs.
+    """Choose on rank 0 and apply the choice on all ranks (a collective call); nothing on CPUs.
 
-    `seconds` is the predicted duration of the run, None if unknown. The default is for probes and benchmarks, where
-    `kernels: auto` measures nothing. Raises ConfigError for a choice that the GPU or another setting rules out.
+    `seconds` is the predicted duration of the run, None if unknown; with the default, `kernels:
+    auto` measures nothing. Raises ConfigError for a choice that the GPU or another setting rules
+    out. Does nothing on CPUs.
     """
     train, model, parallel = experiment.train, experiment.model, experiment.parallel
     if train.deterministic:
@@ -95,23 +99,20 @@ def choose_operations(experiment: Experiment, world: World, folder: Path, second
         write_json(path, chosen)
         return chosen
 
-    chosen = run_on_rank0(choose, world.rank)  # the others wait: up to the process group's 30 minutes
+    chosen = run_on_rank0(choose, world.rank)  # the others wait, up to the process group's 30 minutes
     use_attention(chosen["attention"])
     failed = bool(chosen["kernels"]) and library.prepare(report=world.rank == 0) != ""
     # all ranks use the same kernels, or replicas would drift apart
     library.select([] if any(all_gather(failed)) else chosen["kernels"])
 
 
-# ---------------------------------------------------------------------------------------------------------- attention
-
-
 def _choose_attention(
     experiment: Experiment, shape: AttentionShape, dtype: torch.dtype
 ) -> tuple[str, dict[str, float]]:
-    """The kernel that the settings name, or the fastest; and the milliseconds of each measured kernel."""
+    """The configured kernel or the fastest one, and the milliseconds of each."""
     train = experiment.train
     candidates = ATTENTION if train.attention == "auto" else (train.attention,)
-    if train.reset_attention_mask:  # of PyTorch's kernels with a mask; FlashAttention on documents is none of these
+    if train.reset_attention_mask:  # only these take a mask; FlashAttention on documents is not one of PyTorch's
         candidates = ("math" if train.deterministic else "efficient",)
     times = measure_attention(shape, dtype, experiment.model.dropout, candidates)
     kernel = fastest(times, train.deterministic)
@@ -129,10 +130,7 @@ def use_attention(*kernels: str) -> None:
 def measure_attention(
     shape: AttentionShape, dtype: torch.dtype, dropout: float, kernels: Sequence[str] = ATTENTION
 ) -> dict[str, float]:
-    """Time a forward and a backward pass per kernel on the current GPU, in ms; kernels that cannot run are left out.
-
-    The last one stays selected.
-    """
+    """Milliseconds of a forward and backward pass per usable kernel; the last stays selected."""
     times = {}
     for kernel in kernels:
         use_attention(kernel)
@@ -168,22 +166,18 @@ def _time_attention(shape: AttentionShape, dtype: torch.dtype, dropout: float) -
     return milliseconds(run)
 
 
-# -------------------------------------------------------------------------------------------------- kernels of our own
-
-
 class Choice(NamedTuple):
-    """The kernels to use, and the reasons."""
+    """The kernels to use, and a line per measured kernel that says why."""
 
     kernels: list[str]
     reasons: list[str]
-    """A line per kernel: the measurement, or why there is none."""
 
 
 def _choose_kernels(experiment: Experiment, device: torch.device, seconds: float | None) -> Choice:
-    """The kernels that `train.kernels` selects in a run of `seconds`; prints the reasons."""
+    """Choose by `train.kernels` for a run of `seconds`, and print the reasons."""
     if experiment.train.kernels != "auto":
         return Choice(list(library.KERNELS) if experiment.train.kernels == "on" else [], [])
-    end = time.monotonic() + BUDGET  # the kernels are compiled within it
+    end = time.monotonic() + BUDGET  # includes compiling the kernels
     if seconds is not None and seconds < SHORT_RUN:
         choice = Choice([], ["none: the plan predicts less than an hour, too short to measure them"])
     elif failure := library.prepare(report=True):
@@ -196,7 +190,7 @@ def _choose_kernels(experiment: Experiment, device: torch.device, seconds: float
 
 
 def measure_kernels(experiment: Experiment, device: torch.device, end: float) -> Choice:
-    """Choose among all kernels, which are loaded for `device`, until time.monotonic() is `end`."""
+    """Choose among all kernels, until time.monotonic() is `end`."""
     shapes = replace(rank_shapes(experiment, device), samples=1, n_layer=1, vocabulary=128)  # enough to compare results
     by_kernel = {case.kernel: case for case in cases(shapes, device)}
     parts = {kernel: case.part for kernel, case in by_kernel.items()}
@@ -211,11 +205,12 @@ def choose_kernels(
     end: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Choice:
-    """Choose among kernels, given the part of the step that each belongs to, until the clock shows `end`.
+    """Choose among kernels until the clock shows `end`; `parts` maps each to its part of the step.
 
-    `check` raises KernelError if a kernel's results are wrong. `measure` times a part with some kernels, in
-    milliseconds. A kernel is used if it makes its part faster than the kernels chosen before it do. A measurement is
-    skipped if one as long as the longest so far would end too late.
+    `check` raises KernelError if a kernel's results are wrong. `measure` times a part with some
+    kernels, in milliseconds. A kernel is used if it speeds up its part beyond the kernels chosen
+    before it. A measurement is skipped if it would end too late, taking as long as the longest one
+    so far.
     """
     used: list[str] = []
     reasons: list[str] = []
@@ -267,8 +262,8 @@ def rank_shapes(experiment: Experiment, device: torch.device) -> Shapes:
 def time_part(part: str, kernels: Sequence[str], experiment: Experiment, device: torch.device) -> float:
     """Time a part of a step on one rank with these kernels, without communication, in milliseconds.
 
-    `block` is one layer and `loss` is the head and the loss, both forward and backward, compiled as in the run;
-    `optimizer` is the gradient norm and AdamW.
+    `block` is one layer and `loss` is the head and the loss, both forward and backward, compiled as
+    in the run; `optimizer` is the gradient norm and AdamW.
     """
     try:
         if part == "optimizer":
@@ -291,7 +286,7 @@ def time_part(part: str, kernels: Sequence[str], experiment: Experiment, device:
 
 
 def one_layer(experiment: Experiment, device: torch.device) -> Stage:
-    """The run's model with one layer that holds a rank's shards of the matrices, and needs no collectives.
+    """The run's model with one layer that has a rank's shards of the matrices, without collectives.
 
     Under sequence parallelism its LayerNorms take the whole sequence.
     """

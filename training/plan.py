@@ -1,13 +1,14 @@
-"""Find the parallel layouts of a model that fit a machine, ranked by predicted speed; nothing is run or allocated.
+"""Find the parallel layouts of a model that fit a machine, ranked by predicted speed; runs nothing.
 
     python -m training.plan --model gpt2_345m --gpus 64 --gpu h100 --global-batch-size 512
     python -m training.plan --config configs/openwebtext.yaml --model gpt2_7b --given --explain
     python -m training.plan --model gpt2_7b --gpus 48 --global-batch-size 960 --write best.yaml
 
-Without --config, NAME is a published size: gpt2_124m, gpt2_345m, gpt2_774m, gpt2_1_5b, gpt2_7b, gpt2_22b, gpt2_175b.
-With it, the model, its batch, its number of GPUs and their kind (cluster.gpu) are those of the configuration, unless an
-option says otherwise. A layout is feasible below 80 % of a GPU's memory, and tight up to 92 %. docs/planning_model.md
-has the formulas, and how well they agree with measurements.
+Without --config, NAME is a published size: gpt2_124m, gpt2_345m, gpt2_774m, gpt2_1_5b, gpt2_7b,
+gpt2_22b, gpt2_175b. With --config, the model, its batch, and the number and kind of its GPUs
+(cluster.gpu) are those of the configuration, unless an option says otherwise. A layout is feasible
+below 80 % of a GPU's memory, and tight up to 92 %. docs/planning_model.md has the formulas and
+their errors; `python -m cluster.autotune` measures.
 """
 
 import argparse
@@ -39,7 +40,8 @@ _DEFAULT_GPU = "h100"
 _CPUS = "cpu"
 _THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
-# Published sizes of GPT-2 and of larger models of its kind: n_layer, n_embd, n_head, seq_len, global batch size
+# Published sizes of GPT-2 and of larger models of its kind: n_layer, n_embd, n_head, seq_len,
+# global batch size
 _SIZES = {
     "gpt2_124m": (12, 768, 12, 1024, 512),  # Radford et al. 2019, the first four; 512: Megatron-LM's recipe
     "gpt2_345m": (24, 1024, 16, 1024, 512),  # 354,823,168 parameters, also called 355M
@@ -53,7 +55,7 @@ _ITERATIONS = 320_000  # x 512 x 1,024 = 168 B tokens: Megatron-LM's recipe for 
 
 
 def _count(text: str) -> float:
-    """Type of --tokens: `300B` or `3e11` as a number."""
+    """Type of --tokens: 3e11 for `300B` or `3e11`."""
     match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([KMBT]?)", text)
     if not match or not float(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r} must be a number of tokens, such as 300B or 3e11")
@@ -77,12 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     model.add_argument("--global-batch-size", type=cli.positive_int, metavar="N", help="samples per step")
     model.add_argument("--micro-batch-size", type=cli.positive_int, metavar="N", help="only this one (default: any)")
     model.add_argument("--tokens", type=_count, metavar="N", help="length of the training, such as 300B or 3e11")
-    answer = parser.add_argument_group("answer")
-    answer.add_argument("--given", action="store_true", help="only the layout of the configuration: does it fit?")
-    answer.add_argument("--top", type=cli.positive_int, default=10, metavar="N", help="layouts to show (default 10)")
-    answer.add_argument("--explain", action="store_true", help="every term of the first layout")
-    answer.add_argument("--json", action="store_true", help="print one JSON document with everything instead")
-    answer.add_argument("--write", type=cli.output_file, metavar="FILE", help="the first layout as configuration keys")
+    output = parser.add_argument_group("output")
+    output.add_argument("--given", action="store_true", help="only the layout of the configuration: does it fit?")
+    output.add_argument("--top", type=cli.positive_int, default=10, metavar="N", help="layouts to show (default 10)")
+    output.add_argument("--explain", action="store_true", help="every term of the first layout")
+    output.add_argument("--json", action="store_true", help="print one JSON document with everything instead")
+    output.add_argument("--write", type=cli.output_file, metavar="FILE", help="the first layout as configuration keys")
     arguments = parser.parse_args(argv)
     if arguments.list_gpus:
         own = load_settings(arguments.config).cluster.gpus if arguments.config else {}
@@ -108,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _show(arguments: argparse.Namespace, request: PlanRequest, ranked: list[Prediction], tokens: float) -> None:
     """Print the best layouts for a training of `tokens`, and write the requested files."""
     name, best = arguments.model, ranked[0]
-    shown, fitting = ranked[: arguments.top], sum(one.fits for one in ranked)
+    shown, fitting = ranked[: arguments.top], sum(prediction.fits for prediction in ranked)
     if arguments.json:
         import orjson
 
@@ -126,10 +128,7 @@ def _show(arguments: argparse.Namespace, request: PlanRequest, ranked: list[Pred
 
 
 def _published_settings(name: str, overrides: Iterable[str]) -> Settings:
-    """Settings with one model, a published size, changed by overrides `section.key=value`.
-
-    Raises InputError for an unknown name, and ConfigError for an override that does not fit.
-    """
+    """Settings with one model of a published size. Raises InputError for an unknown name."""
     if name not in _SIZES:
         raise InputError(
             f"--model {name}: no published size has this name{closest(name, _SIZES)}; known: {', '.join(_SIZES)}; "
@@ -145,7 +144,7 @@ def _published_settings(name: str, overrides: Iterable[str]) -> Settings:
 
 
 def _machine(arguments: argparse.Namespace, settings: Settings, experiment: Experiment) -> Machine:
-    """The kind of GPU, or this machine's CPUs."""
+    """The machine to plan for: GPUs, or this machine's CPUs."""
     cluster = settings.cluster
     here = arguments.config is not None and judges_this_machine(cluster)
     name = arguments.gpu or cluster.gpu or (_CPUS if here else _DEFAULT_GPU)
@@ -157,15 +156,12 @@ def _machine(arguments: argparse.Namespace, settings: Settings, experiment: Expe
 
 def _request(arguments: argparse.Namespace, experiment: Experiment, per_node: int) -> PlanRequest:
     """The number of GPUs and the batch."""
-    parallel, batch = experiment.parallel, arguments.global_batch_size
-    if arguments.given:
-        if arguments.gpus or batch or arguments.micro_batch_size:
-            raise InputError(
-                "--given takes GPUs and batch from the configuration; leave --gpus and the batch options out, or "
-                "replace keys: parallel.data=N train.global_batch_size=N"
-            )
-        if experiment.world_size != parallel.pipeline * parallel.data * parallel.tensor:
-            raise InputError("--given, but parallel is `auto`; leave --given out to see which layouts there are")
+    batch = arguments.global_batch_size
+    if arguments.given and (arguments.gpus or batch or arguments.micro_batch_size):
+        raise InputError(
+            "--given takes GPUs and batch from the configuration; leave --gpus and the batch options out, or "
+            "replace keys: parallel.data=N train.global_batch_size=N"
+        )
     configured = experiment.world_size if arguments.given or arguments.config else 0
     gpus = arguments.gpus or configured or per_node
     if gpus > per_node and gpus % per_node:

@@ -22,7 +22,7 @@ from training.launch.rank import check_layout, read_launch
 from training.launch.signals import ignore_signals, leave_at_once
 from training.metrics.boards import check_boards
 from training.model_folder import is_finished, stopped_mark
-from training.planning.elastic import of_this_start
+from training.planning.elastic import on_processes
 from training.planning.run import Plan, fit_plan, make_plan
 
 
@@ -33,7 +33,8 @@ def train(settings: Settings, name: str) -> int:
     code tells an error that a person must cure from a rank that died and a lock that was lost.
     """
     launch, folder = read_launch(), settings.model_folder(name)
-    settings = of_this_start(settings, name, launch.world_size)
+    if name in settings.models and settings.cluster.min_nodes:
+        settings = on_processes(settings, name, launch.world_size)
 
     def check() -> Plan:
         is_finished(settings, name)

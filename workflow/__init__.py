@@ -1,1 +1,1 @@
-"""The DAG, and what works on a whole run: rules, report, cards, demo, provenance. Nothing imports it."""
+"""The DAG, and what works on a whole run: rules, report, cards, demo, provenance."""

@@ -1,6 +1,6 @@
-"""What is checked before any job, so that no run fails after hours because of something known at its start.
+"""Checks before any job, so that no run fails after hours for a reason known at its start.
 
-`check_parsed` when the Snakefile is parsed; the others when Snakemake plans a job that needs what they check.
+`check_parsed` runs when the Snakefile is parsed, the others when a job that needs them is planned.
 """
 
 from collections.abc import Iterator
@@ -33,14 +33,14 @@ def check_parsed(settings: Settings) -> None:
 
 
 def crawl_layout(settings: Settings) -> Path:
-    """A file beside the pages, so that it moves with them, with their number of shards."""
+    """The file with the pages' number of shards; beside them, so that it moves with them."""
     return settings.run / steps.named("scrape").folder / "layout.json"
 
 
 def check_crawl(settings: Settings) -> None:
     """Raise ConfigError if the run has pages that were crawled with another number of shards.
 
-    All URLs of a host go to one shard, so that with another number every page would be fetched again.
+    All URLs of a host go to one shard: with another number, every page would be fetched again.
     """
     layout = crawl_layout(settings)
     if settings.urls and layout.is_file() and any(path != layout for path in layout.parent.iterdir()):
@@ -54,7 +54,7 @@ def check_crawl(settings: Settings) -> None:
 
 
 def check_takedown(settings: Settings) -> None:
-    """Raise ConfigError if documents have left only a part of the run."""
+    """Raise ConfigError if a removal of documents was not finished."""
     for record in sorted((settings.run / REMOVED_IDS.parent).glob("*.json")):
         if read_takedown(record)["state"] != "done":
             raise ConfigError(
@@ -63,7 +63,7 @@ def check_takedown(settings: Settings) -> None:
 
 
 def check_base(settings: Settings) -> None:
-    """Raise ConfigError if the run cannot extend its base: one is missing or unfinished, or has another vocabulary."""
+    """Raise ConfigError if a run of `base` is missing, unfinished, or has another vocabulary."""
     for run in settings.base:
         if run == settings.run:
             raise ConfigError(f"base: {run} is this run itself; choose another folder for `run`")
@@ -81,7 +81,7 @@ def check_base(settings: Settings) -> None:
 
 
 def _shared(settings: Settings) -> Iterator[tuple[str, Any, Any]]:
-    """(key, value, content) of what all parts of a corpus have in common: comparable signatures, one vocabulary."""
+    """(key, value, content) of what all runs of a corpus share: signatures, one vocabulary."""
     for key in steps.named("dedup_signatures").keys:
         value = getattr(settings.dedup, key.removeprefix("dedup."))
         yield key, value, value
@@ -104,7 +104,7 @@ def check_names(settings: Settings) -> None:
 
 
 def check_files(settings: Settings) -> None:
-    """Open the files of the corpus that the configuration names, and look for the packages that it needs.
+    """Open the files that the corpus settings name, and find the packages that they need.
 
     Files that the run makes itself may not exist yet. Raises ToolkitError.
     """
@@ -128,7 +128,7 @@ def check_evaluation(settings: Settings) -> None:
 
 
 def _own_tokenizer(settings: Settings) -> Tokenizer | None:
-    """The tokenizer that the run is given; None if it trains one. Raises InputError for files that are damaged."""
+    """The given tokenizer; None if the run trains one. Raises InputError for damaged files."""
     return None if settings.train_tokenizer.vocab_size else _read_tokenizer(settings.tokenize)
 
 
@@ -141,7 +141,7 @@ def _read_tokenizer(tokenize: TokenizeSettings) -> Tokenizer:
 
 
 def check_model(settings: Settings, name: str) -> None:
-    """Check what the training of a model needs besides data: memory, vocabulary, initial weights, Weights & Biases.
+    """Check what training needs besides data: memory, vocabulary, initial weights, W&B.
 
     Raises ToolkitError, also if the model is finished with other settings.
     """
@@ -162,8 +162,8 @@ def check_model(settings: Settings, name: str) -> None:
 
 
 def check_contact(settings: Settings) -> None:
-    """Raise ConfigError if the web would be scraped without scrape.contact; corpus.scrape checks every host."""
-    needless = settings.scrape.contact or settings.scrape.resolve or settings.site
+    """Raise ConfigError if the web would be scraped without scrape.contact."""
+    needless = settings.scrape.contact or settings.scrape.resolve or settings.site  # corpus.scrape checks each host
     pages = shard_paths(settings.run / steps.named("scrape").folder, settings.shards, ".jsonl.zst")
     if not needless and not all(map(Path.exists, pages)):
         raise ConfigError("scrape.contact is empty: set a mail address or page for site owners to scrape the web")

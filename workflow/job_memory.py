@@ -1,6 +1,6 @@
-"""Memory requests of the jobs after training, computed from the size of the model without importing torch.
+"""Memory requests of the jobs after training, from the size of the model, without torch.
 
-Peak memory on a CPU (`/usr/bin/time -f %M`; sequence 1,024, vocabulary 50,257) and the memory requested, in MB:
+In MB, measured on a CPU (`/usr/bin/time -f %M`; sequence 1,024, vocabulary 50,257) and requested:
 
 | step | 124M: measured | requested | 355M: measured | requested |
 |---|---|---|---|---|
@@ -24,18 +24,18 @@ def _megabytes(model: ModelSettings, copies: int, extra_bytes: float) -> int:
 
 
 def merge_mb(model: ModelSettings) -> int:
-    """The largest tensor as it is read and as it is written, whatever the model, and logits to compare."""
+    """The largest tensor, read and written, and logits to compare."""
     largest = FLOAT * model.n_embd * max(model.vocab_size, 4 * model.n_embd)
     return BASE_MB + round((2 * largest + 3 * PROOF_TOKENS * model.vocab_size * FLOAT) * SPARE / 1e6)
 
 
 def evaluate_mb(model: ModelSettings, batch: int) -> int:
-    """Two copies of the weights while loading; then one, plus logits, softmax and activations of `batch` windows."""
+    """Two copies of the weights while loading; then one, and the activations of `batch` windows."""
     windows = batch * model.seq_len * FLOAT * (3.5 * model.vocab_size + 24 * model.n_embd)
     return max(_megabytes(model, 2, 0), _megabytes(model, 1, windows))
 
 
 def generate_mb(model: ModelSettings) -> int:
-    """Two copies of the weights while loading, the KV cache of a full context, and the logits of the prompt."""
+    """Two copies of the weights while loading, the KV cache, and the logits of the prompt."""
     cache = 2 * model.n_layer * model.seq_len * model.n_embd * FLOAT
     return _megabytes(model, 2, cache + model.seq_len * model.vocab_size * FLOAT)

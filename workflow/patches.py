@@ -2,21 +2,21 @@
 
 Three of its names are replaced, because 9.27.1, the newest release, has no public way:
 
-- `FilePersistence`: records of what each result was made with are kept in RUN/records, with paths below the run, so
-  that a run may be copied or renamed; and a run is locked by the kernel, so that no lock outlives a killed Snakemake.
-  While it is locked, bars show the progress of jobs, and Ctrl-C ends it with one line. See `RunRecords`.
-  `--persistence-backend` chooses from a closed list.
-- `Job.remove_existing_output`, `Job.postprocess`: results of an earlier run stay until a job replaces them, because
-  our commands write them whole or not at all. The flag `update` would copy each result first, and `--keep-incomplete`
-  records a failed job as done.
+- `FilePersistence`: the records of what each result was made with lie in RUN/records, with paths
+  relative to the run, so that a run may be copied or renamed. The kernel locks a run, so that no
+  lock outlives a killed Snakemake; meanwhile, bars show the progress of jobs, and Ctrl-C ends it
+  with one line. See `RunRecords`. `--persistence-backend` chooses from a closed list.
+- `Job.remove_existing_output`, `Job.postprocess`: results of an earlier run stay until a job
+  replaces them, because our commands write them whole or not at all. The flag `update` would copy
+  each result first, and `--keep-incomplete` records a failed job as done.
 
 The rest listens to the events of Snakemake's log, as its logger plugins do. See `_Events`.
 
-- Before it starts or plans (-n), it says what a changed setting makes it do again (workflow/redone.py).
+- Before jobs start or are planned (-n), it says what changed settings make them do again.
 - `-n --quiet` prints the table of jobs.
 - A job that ends with exit code 2 is not tried again: its input or settings are wrong.
 
-When Python exits, the errors in the logs of failed jobs are the last lines on the terminal, whatever --quiet hides.
+At exit, the errors in the logs of failed jobs are printed last, whatever --quiet hides.
 """
 
 import atexit
@@ -53,7 +53,7 @@ from common.files import first_change, locked_run, read_json
 from common.progress import Running, watch
 from common.settings import Settings
 from workflow import redone
-from workflow.runs import is_copy, place
+from workflow.runs import is_copy, note_once, place
 
 _RECORDS = "records"
 _interrupted = Event()  # by Ctrl-C
@@ -62,7 +62,7 @@ _TAIL, _MOST = 65_536, 10  # bytes of a log that are searched, errors that are p
 
 
 def install(workflow: Any, settings: Settings) -> None:
-    """Replace the names and listen; call it when the Snakefile is parsed."""
+    """Replace the names and listen to the log; called when the Snakefile is parsed."""
     import snakemake.workflow
     from snakemake.jobs import Job
 
@@ -73,7 +73,7 @@ def install(workflow: Any, settings: Settings) -> None:
             await remove(job)
 
     async def postprocess(job: Any, *arguments: Any, error: bool = False, **named: Any) -> None:
-        if not error:  # otherwise the results of an earlier run would be removed
+        if not error:  # it would remove the results of an earlier run
             await finish(job, *arguments, **named)
 
     snakemake.workflow.FilePersistence = partial(RunRecords, settings)
@@ -93,7 +93,7 @@ class _Events(logging.Filter):
         self._announce, self._say = cache(partial(redone.announce, settings)), cache(say)  # a dry run counts jobs twice
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the event is printed: after Ctrl-C, nobody asks why a job failed."""
+        """Whether the event is printed; after Ctrl-C, errors are not."""
         event, workflow = getattr(record, "event", None), self._workflow
         if event == LogEvent.RUN_INFO:  # the DAG is complete, and no job has started
             self._announce(workflow.dag)
@@ -113,8 +113,8 @@ def error_in(logs: Iterator[str]) -> str:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - _TAIL))
             lines = file.read().decode("utf-8", "replace").splitlines()
-        if found := [line for line in lines if _ERROR.match(line)]:
-            return f"error: {found[-1].removeprefix('error: ')} ({path})"
+        if errors := [line for line in lines if _ERROR.match(line)]:
+            return f"error: {errors[-1].removeprefix('error: ')} ({path})"
     return ""
 
 
@@ -126,7 +126,7 @@ def print_errors(workflow: Any) -> None:
 
 
 class _Interrupt(SystemExit, KeyboardInterrupt):
-    """Ctrl-C: a KeyboardInterrupt for Snakemake's scheduler and executors, which ends Python without a traceback."""
+    """Ctrl-C: for Snakemake a KeyboardInterrupt, for Python an exit without a traceback."""
 
 
 def _interrupt(number: int, _frame: object) -> None:
@@ -137,12 +137,12 @@ def _interrupt(number: int, _frame: object) -> None:
 class RunRecords(FilePersistence):  # type: ignore[misc]
     """Snakemake's records and lock of one run.
 
-    A record is found under its result's path in the run, and paths in it are relative. In a copied run, which run.json
-    tells by the number of the folder's inode, a result has the time in its record. The inputs of `blacklist` and
-    `ingest` are compared by content. A result without a record is made again: nobody knows what it was made with.
+    A record has the name of its result's path in the run, and paths in it are relative. In a copied
+    run, which the inode in run.json tells, the time of a result is that of its record. The inputs
+    of `blacklist` and `ingest` are compared by content. A result without a record is made again.
     """
 
-    _PARTS = (".pairs", ".edges")  # of dedup's work: how many there are changes no result
+    _PARTS = (".pairs", ".edges")  # of dedup's work: their number changes no result
 
     def __init__(self, settings: Settings, **named: Any) -> None:
         super().__init__(**named)
@@ -157,7 +157,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of the run, which ends with this process, and show the progress of jobs.
+        """Hold the lock of the run until this process ends, and show the progress of jobs.
 
         Exits with one line if another process has the lock, and after Ctrl-C.
         """
@@ -178,7 +178,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
                 if not _interrupted.is_set():
                     raise
                 print("interrupted: finished steps are kept; rerun the same command to continue", file=sys.stderr)
-                if isinstance(error, _Interrupt):  # again: threads still wait for jobs that take their time
+                if isinstance(error, _Interrupt):  # the second one: threads still wait for slow jobs
                     os._exit(128 + signal.SIGINT)
                 sys.exit(128 + signal.SIGINT)
 
@@ -197,13 +197,13 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
         return [text.replace(self._inside, "RUN/") for text in super()._params(job)]
 
     def params_changed(self, job: Any, file: Any = None) -> Any:
-        """What differs; nothing if only settings do that mean the same in two versions of the toolkit."""
-        found = super().params_changed(job, file)
-        pairs = list(product(found.only_old, found.only_new))
-        return NO_PARAMS_CHANGE if pairs and all(starmap(_mean_the_same, pairs)) else found
+        """What differs, unless it is settings that mean the same in two versions of the toolkit."""
+        change = super().params_changed(job, file)
+        pairs = list(product(change.only_old, change.only_new))
+        return NO_PARAMS_CHANGE if pairs and all(starmap(_mean_the_same, pairs)) else change
 
     def metadata(self, path: Any) -> Any:
-        """The record of a file; none of a part that is gone: the record of what was made of it counts."""
+        """The record of a file; none of a removed part, whose result has a record of its own."""
         return None if path.endswith(self._PARTS) and not os.path.exists(path) else super().metadata(path)
 
     def has_metadata(self, job: Any) -> bool:
@@ -212,7 +212,13 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
 
     def _input_changed(self, job: Any, file: Any = None) -> bool:
         if self.metadata(file) is None:
-            return os.path.exists(file) and _tell(self._settings.run)
+            if not os.path.exists(file):
+                return False
+            note_once(
+                f"{self._settings.run}: has results without a record of what they were made with, which will be made "
+                "again; to keep them as they are, run the same command with --touch first"
+            )
+            return True
         before, now = (
             {name for name in names if not name.endswith(self._PARTS)} for names in (self.input(file), self._input(job))
         )
@@ -236,17 +242,8 @@ def running_steps(dag: Any) -> list[Running]:
     return [Running(name, ended[name], jobs[name], running[name]) for name in sorted(running)]
 
 
-@cache
-def _tell(run: Path) -> bool:
-    note(
-        f"{run}: has results without a record of what they were made with, which will be made again; "
-        "to keep them as they are, run the same command with --touch first"
-    )
-    return True
-
-
 def changed_input(settings: Settings, rule: str) -> bool:
-    """Whether the files that a rule has read, as its statistics say, are others now; says which."""
+    """Whether the files that a rule read, by its statistics, have changed; prints which."""
     stats = steps.result(rule, settings.run) if rule in ("blacklist", "ingest") else None
     try:
         read = read_json(stats, f"{rule} makes it again").get("inputs") if stats and stats.is_file() else None
@@ -256,7 +253,7 @@ def changed_input(settings: Settings, rule: str) -> bool:
     if read is None:
         return False
     names = place(settings.run)["names"]
-    others = {path: found for path, found in read.items() if not any(map(Path(path).is_relative_to, names))}
+    others = {path: facts for path, facts in read.items() if not any(map(Path(path).is_relative_to, names))}
     change = first_change(others, steps.read_by(rule, settings))
     if change:
         note(change)
@@ -270,14 +267,14 @@ def recorded_times(run: Path) -> Iterator[tuple[Path, float]]:
         for name in names:  # the path in base64; a long one is split into folders
             parts = (*Path(parent).relative_to(folder).parts, name)
             path = run / base64.urlsafe_b64decode("".join(part.removeprefix("@") for part in parts)).decode()
-            with suppress(ValueError):  # damaged: as if there was none
+            with suppress(ValueError):  # damaged
                 record = json.loads(Path(parent, name).read_bytes())
                 if path.exists() and record["endtime"]:
                     yield path, record["endtime"]
 
 
 def restore_times(run: Path) -> None:
-    """Give the results of a copied run their times again, so that they are in order with those made from now on."""
+    """Restore the times of the results of a copied run, so that later results are newer."""
     if is_copy(run):
         for path, time in recorded_times(run):
             os.utime(path, (time, time))

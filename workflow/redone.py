@@ -1,4 +1,4 @@
-"""Says, before a run starts or is planned, what a changed setting makes it do again, and what it keeps.
+"""Tells, before a run starts, what changed settings make it do again, and what it keeps.
 
 results/x: settings changed since it was started last
   clean.min_characters 512 -> 600
@@ -53,7 +53,7 @@ def describe(settings: Settings, again: Iterable[str], first: Iterable[str] = ()
 
 
 def announce(settings: Settings, dag: Any) -> None:
-    """Print it for the jobs of Snakemake's DAG: one that has a record, or whose result exists, has been done before."""
+    """Print it for the jobs of a DAG; those with a record or a result were done before."""
     records = dag.workflow.persistence
     order = [step.name for step in (*steps.CORPUS, *steps.MODELS)]
     again, first = list[str](), list[str]()

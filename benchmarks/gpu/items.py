@@ -1,6 +1,6 @@
-"""What the GPU benchmark consists of: items in processes of their own, and those that need no training.
+"""Items of the GPU benchmark, each run in its own process, and those that need no training.
 
-Every row is on random data: products of zeros run faster.
+All data are random: products of zeros run faster.
 """
 
 import faulthandler
@@ -33,7 +33,7 @@ TESTS = (
     "tests/training/parallel/test_randomness.py",
     "tests/training/dataset/test_batches.py",
 )
-"""Folders and files of tests with cases for a GPU."""
+"""Tests with cases for a GPU."""
 
 # (M, N, K) of M x K times K x N: a large one, then those of 345M's MLP and head at micro-batch 16
 _PRODUCTS = {"large": (8192, 8192, 8192), "up": (16384, 4096, 1024), "head": (16384, 50304, 1024)}
@@ -41,16 +41,16 @@ _PRODUCTS = {"large": (8192, 8192, 8192), "up": (16384, 4096, 1024), "head": (16
 
 @dataclass(frozen=True)
 class Context:
-    """What items know of the machine."""
+    """Where and how items run."""
 
     folder: Path
     """A temporary folder."""
     toy: bool
     gpu: bool = False
     least: float = 0.1
-    """Seconds that a row is timed at least."""
+    """Least seconds of a timing."""
     blocking: bool = False
-    """Whether every kernel is waited for, so that an error is raised where it happened."""
+    """CUDA_LAUNCH_BLOCKING: an error is raised where it happened."""
 
     @property
     def device(self) -> "torch.device":
@@ -62,19 +62,19 @@ class Context:
 
 @dataclass(frozen=True)
 class Item:
-    """Rows of one table, measured in a process of its own; its failure or time-out leaves all others untouched."""
+    """Rows of one table, measured in their own process; a failure affects no other item."""
 
     part: str
     name: str
     run: Callable[[Context], Iterator[Row]]
     limit: float = 120.0
-    """Seconds after which it is ended."""
+    """Seconds until it is killed."""
     vital: bool = False
-    """Whether no table is worth its time after a failure."""
+    """Whether no table follows if it fails."""
 
 
 def seconds(run: Callable[[], object], device: "torch.device") -> float:
-    """Duration of `run()` with all work that it gives to the device; waits before and after, not in between."""
+    """Duration of `run()` with all work that it queues on the device."""
     import torch
 
     wait = torch.cuda.synchronize if device.type == "cuda" else bool
@@ -95,11 +95,12 @@ def describe(pipe: Connection) -> None:
 
 
 def send_rows(pipe: Connection, run: Callable[[Context], Iterator[Row]], context: Context, log: Path) -> None:
-    """Send the rows of an item; at last None, or a text that says why it failed.
+    """Send the rows of an item, then None, or the reason why it failed.
 
-    All that is printed goes to `log`, also by commands that it runs: tracebacks, and the stacks at a crash or SIGABRT.
+    `log` gets all output, also of commands that it runs, tracebacks, and the stacks at a crash or
+    SIGABRT.
     """
-    os.setsid()  # the commands that it runs are ended with it
+    os.setsid()  # killing the group ends its commands, too
     for number in (1, 2):
         os.dup2(os.open(log, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -115,7 +116,7 @@ def send_rows(pipe: Connection, run: Callable[[Context], Iterator[Row]], context
     set_threads(read_launch(), 0)
     try:
         if context.gpu:
-            choose_device(read_launch())  # also finds out how its memory can be allocated
+            choose_device(read_launch())  # also sets how memory is allocated
         for row in run(context):
             pipe.send(row)
         pipe.send(None)
@@ -125,7 +126,7 @@ def send_rows(pipe: Connection, run: Callable[[Context], Iterator[Row]], context
 
 
 def start(*words: object, under: Sequence[str] = (), **env: str) -> "subprocess.Popen[bytes]":
-    """Start `python -m WORDS` in the project's root, `under` another program; its output goes to the item's log."""
+    """Start `python -m WORDS` in the project's root, `under` another program."""
     command = [*under, sys.executable, "-m", *map(str, words)]
     print(f"$ {' '.join(command)}", flush=True)
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -146,17 +147,17 @@ def last_line() -> str:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Print a failure at once, as a pytest plugin: the run may be ended before pytest's summary."""
+    """Print a failure at once, as a pytest plugin: a time-out may come before pytest's summary."""
     if report.failed:
         print(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}", flush=True)
 
 
 def tests(context: Context) -> Iterator[Row]:
-    """The tests that need a GPU, the quick ones first; a failure is in the log at once."""
+    """The tests that need a GPU, quick ones first."""
     from training.kernels.build import FOLDER_VARIABLE, cache_folder
 
     words = ["-W", "default", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.items", "--durations=20"]
-    # most of a test is compilation, on a CPU
+    # tests mostly compile, on a CPU
     words += ["-n", str(min(8, os.cpu_count() or 1))] if context.gpu and find_spec("xdist") else []
     # one cache: the tests need not compile what was built
     finish(start("pytest", "-m", "gpu", *words, *TESTS, **{FOLDER_VARIABLE: str(cache_folder())}))
@@ -164,7 +165,7 @@ def tests(context: Context) -> Iterator[Row]:
 
 
 def machine(context: Context) -> Iterator[Row]:
-    """The bandwidth of a copy, which reads and writes its bytes; matrix products in bfloat16, and one in float32."""
+    """Bandwidth of a copy (bytes read and written); matrix products in bfloat16, one in float32."""
     import torch
 
     from training.kernels.cases import milliseconds
@@ -191,9 +192,9 @@ def machine(context: Context) -> Iterator[Row]:
 
 
 def kernels(context: Context) -> Iterator[Row]:
-    """Our kernels at 345M, micro-batch 32, where no tensor fits a cache, beside PyTorch and its compiler.
+    """Our kernels at 345M, micro-batch 32 (no tensor fits a cache), eager and compiled.
 
-    A kernel's bytes are what its forward and backward pass must move at least.
+    The bytes of a kernel are the least that its forward and backward pass must move.
     """
     import torch
 

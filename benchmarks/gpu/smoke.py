@@ -1,7 +1,8 @@
-"""The first minutes on a GPU: does everything work at all? Nothing here is timed with care.
+"""Quick checks on a GPU: does everything work at all? Times are not accurate.
 
-`device` and `build` come first, then all others at once. The main job is that of a user: text, tokens, a training that
-is killed and resumed, its bits beside those of an undisturbed one, a merged model, text.
+`device` and `build` come first, then all others at once. The main job is a user's: tokens, a
+training that is killed, resumed and compared bit for bit with an undisturbed one, a merged model,
+text.
 """
 
 import json
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def device(context: Context) -> Iterator[Row]:
-    """The programs of the machine, and whether its memory can be used: 1 GiB on the GPU, pinned memory on the host."""
+    """The programs of the machine; 1 GiB of GPU memory, and pinned memory on the host."""
     import torch
 
     for words in (["nvidia-smi"], ["nvcc", "--version"], ["g++", "--version"], ["compute-sanitizer", "--version"]):
-        found = subprocess.run(words, capture_output=True, text=True) if shutil.which(words[0]) else None
-        print(found.stdout if found else f"{words[0]}: not found", flush=True)
-        lines = [line for line in found.stdout.splitlines() if line.strip()] if found else ["not found"]
+        text = subprocess.run(words, capture_output=True, text=True).stdout if shutil.which(words[0]) else "not found"
+        print(f"{words[0]}: {text}", flush=True)
+        lines = [line for line in text.splitlines() if line.strip()]
         wanted = [line for line in lines if "release" in line or "Driver Version" in line]
         yield {"device": words[0], "found": " ".join([*wanted, *lines][:1]).strip(" |").replace("|", "/")}
     size = 2**20 if context.toy else 2**30
@@ -49,7 +50,7 @@ def device(context: Context) -> Iterator[Row]:
 
 
 def build(context: Context) -> Iterator[Row]:
-    """The kernels, compiled for this GPU, in a rehearsal for an H100."""
+    """The kernels, compiled for this GPU; without one, for an H100."""
     from training.kernels.build import build, nvcc
     from training.kernels.library import capability
 
@@ -59,25 +60,26 @@ def build(context: Context) -> Iterator[Row]:
 
 
 def check(context: Context) -> Iterator[Row]:
-    """Every kernel beside PyTorch; the log has a line for each."""
+    """The results of each kernel against PyTorch's; a line for each in the log."""
     finish(start("training.kernels", "check"))
     yield {"kernels": "as PyTorch"}
 
 
 def sanitizer(context: Context) -> Iterator[Row]:
-    """The same under compute-sanitizer, which finds accesses outside of tensors."""
+    """The same under compute-sanitizer, which detects accesses outside of tensors."""
     path = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(path).exists():
         yield {"compute-sanitizer": "not found"}
         return
-    # PyTorch asks the driver for what it may not have, which is an answer, no error; a pool of memory hides accesses
+    # PyTorch probes the driver for features, which is no error; its memory pool would hide wrong
+    # accesses
     words = [path, "--report-api-errors", "no", "--print-limit", "20", "--error-exitcode", "9"]
     finish(start("training.kernels", "check", under=words, PYTORCH_NO_CUDA_MEMORY_CACHING="1"))
     yield {"compute-sanitizer": "no errors"}
 
 
 class Several(int):
-    """1 rank, for which the layout does what it does for several: collectives, sharding, gathering."""
+    """One rank that is treated as several: with collectives, sharding, gathering."""
 
     def __gt__(self, other: object) -> bool:
         return True
@@ -106,12 +108,12 @@ _TRAININGS: tuple[tuple[dict[str, Any], Iterable[str]], ...] = (
     ({"compile": "none", "optimizer": "muon"}, ("one process", *_SPLIT, "ZeRO 3, offloaded")),
     ({"compile": "blocks", "reset_attention_mask": True}, ("one process", "all, ZeRO 2")),
 )
-"""Keys of `train`, and their layouts; each equals the `one process` before it."""
+"""Keys of `train`, and layouts whose losses must equal those of the last `one process`."""
 _STEPS = 4
 
 
 def mesh(context: Context) -> Iterator[Row]:
-    """Losses of some steps in each layout on a mesh of one rank, NCCL's on a GPU: all are those of one process."""
+    """Each layout on a mesh of one rank (NCCL on a GPU): losses must equal those of one process."""
     import torch
     import torch.distributed as dist
 
@@ -129,15 +131,15 @@ def mesh(context: Context) -> Iterator[Row]:
     expected, wrong = list[float](), list[str]()
     for keys, name in [(keys, name) for keys, names in _TRAININGS for name in names]:
         if LAYOUTS[name].get("offload") and not context.gpu:
-            continue  # a CPU has no memory of its own to spare
+            continue
         parallel = ParallelSettings().model_copy(update=LAYOUTS[name])
         kept = {"parallel": parallel, "train": plain.train.model_copy(update=keys)}
         losses, fault = list[float](), ""
         try:
             losses = _losses(plain.model_copy(update=kept), World(0, 1, target), context.folder)
             expected = losses if name == "one process" else expected
-            furthest = max(abs(found - other) for found, other in zip(losses, expected, strict=True))
-            if not furthest < (0.02 if context.gpu else 1e-4):  # sums in another order, in bfloat16 on a GPU
+            furthest = max(abs(loss - other) for loss, other in zip(losses, expected, strict=True))
+            if not furthest < (0.02 if context.gpu else 1e-4):  # other orders of sums, in bfloat16 on a GPU
                 fault = f"no, differs by {furthest:.2g}"
         except Exception as error:  # the next layout may work
             traceback.print_exc()
@@ -154,14 +156,14 @@ def mesh(context: Context) -> Iterator[Row]:
 
 
 def _losses(experiment: "Experiment", world: "World", folder: Path) -> list[float]:
-    """Of the first steps on random tokens."""
+    """Losses of the first steps, on random tokens."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
     from training.operations import choose_operations
-    from training.probe import RandomTokens
     from training.session import open_session
     from training.step import step_batches, train_step
+    from training.trial import RandomTokens
 
     torch._dynamo.reset()
     choose_operations(experiment, world, folder)
@@ -174,7 +176,7 @@ def _losses(experiment: "Experiment", world: "World", folder: Path) -> list[floa
 
 
 def write_run(folder: Path, context: Context, train: dict[str, Any]) -> tuple[Path, Path]:
-    """A run of 124M, its dataset the tokens of the tests' English text; returns its configuration and model folder."""
+    """A run of 124M on the tests' English text; returns its configuration and model folder."""
     import numpy as np
 
     from common.tokenizer import Tokenizer
@@ -199,8 +201,8 @@ def write_run(folder: Path, context: Context, train: dict[str, Any]) -> tuple[Pa
 
 
 def main_job(context: Context) -> Iterator[Row]:
-    """Text to tokens, training killed at half and resumed, beside an undisturbed one, merged with proof, generated."""
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "4"  # two trainings at once, beside the other checks
+    """Train, kill, resume, compare with an undisturbed training; merge with proof; generate."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "4"  # two trainings and the other checks at once
     half = 10
     train = {"iterations": 2 * half, "save_interval": half, "deterministic": True}
     config, model = write_run(context.folder / "job/killed", context, train)
@@ -238,25 +240,25 @@ def main_job(context: Context) -> Iterator[Row]:
 
 
 def _curve(model: Path) -> list[float]:
-    """The losses of the steps that were taken."""
+    """The losses of all steps."""
     return [float(row["lm_loss"]) for row in read_rows(model / "train.csv") if row["lm_loss"]]
 
 
 def _differing(one: Path, other: Path) -> list[str]:
-    """The tensors of two checkpoints, weights and moments, that are not bitwise equal."""
+    """The tensors of two checkpoints, weights and moments, that differ in a bit."""
     import torch
     from safetensors.torch import load_file
 
-    found = []
+    names = []
     for path in sorted(one.glob("*.safetensors")):
         theirs = load_file(other / path.name)
-        found += [name for name, tensor in load_file(path).items() if not torch.equal(tensor, theirs[name])]
-    return found
+        names += [name for name, tensor in load_file(path).items() if not torch.equal(tensor, theirs[name])]
+    return names
 
 
 def float16(context: Context) -> Iterator[Row]:
-    """Steps in float16: its loss scale falls until no gradient overflows, and the loss falls."""
-    steps, scale = 20, 2.0 ** (20 if context.toy else 30)  # gradients of the loss are divided by the batch's tokens
+    """Steps in float16: the loss scale falls until no gradient overflows, and the loss falls."""
+    steps, scale = 20, 2.0 ** (20 if context.toy else 30)  # the loss is divided by the batch's tokens
     train = {"iterations": steps, "precision": "float16", "initial_loss_scale": scale, "hysteresis": 1}
     config, model = write_run(context.folder / "float16", context, train)
     finish(start("training.train", "--config", config, "--model", "gpt2"))
@@ -275,4 +277,4 @@ ITEMS = (
     Item("smoke", "float16", float16, limit=90),
     Item("smoke", "compute-sanitizer", sanitizer, limit=90),
 )
-"""The first two one after the other, then all others at once."""
+"""The first two run one after the other, then all others at once."""

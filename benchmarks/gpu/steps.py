@@ -1,10 +1,10 @@
-"""Parts of the GPU benchmark that train: the step in its variants, the planner, checkpoints, generating.
+"""Parts of the GPU benchmark that train: many kinds of steps, the planner, checkpoints, text.
 
-bfloat16, sequences of 1,024 tokens, the same random words for all. Ours is the trainer's own step, reading its data
-included; MFU is that of training.planning.speed, 6 (N - wpe) + 12 L h s per token over the device's dense peak (989
-TFLOP/s for an H100 or H200); TFLOP/s are to be compared with the products of the part `machine`. The first step
-compiles; two follow to warm up, then five at a time are timed until the seconds of `--seconds` have passed. Kernels of
-ours are off unless a row names them; `kernels=auto` measures them as a long run does.
+All rows: bfloat16, sequences of 1,024 tokens, the same random words. Ours is the trainer's own step
+with reading its data. MFU is that of training.planning.speed, over the device's dense peak (989
+TFLOP/s for an H100 or H200); compare TFLOP/s with the products of the part `machine`. The first
+step compiles, two warm up, then groups of five are timed for `--seconds`. Our kernels are off
+unless a row names them; `kernels=auto` measures them as a long run does.
 """
 
 import os
@@ -23,14 +23,14 @@ from benchmarks.harness import Row
 from benchmarks.step import CONTENDERS, SIZES, Job, write_dataset
 from common.files import read_json
 
-_GOALS = {"345m": 50.0, "124m": 42.0}  # MFU in per cent at dropout 0; the best published are 46.2 and 40.5
+_GOALS = {"345m": 50.0, "124m": 42.0}  # MFU in per cent at dropout 0; the best published: 46.2 and 40.5
 
 
 def items(toy: bool) -> list[Item]:
-    """The rows in rows.txt. In a rehearsal all sizes are the same: a row for each way to train is enough."""
+    """The rows of rows.txt; a rehearsal, at one size, has one row per way to train."""
     rows = [line.split(" ", 1) for line in Path(__file__).with_name("rows.txt").read_text("utf-8").splitlines()]
     chosen = {(part, *row.split(" ")[2 if toy else 0 :]): (part, row) for part, row in rows if part in _PARTS}
-    # peers and whole models are one graph of many layers; a choice of kernels compiles a layer for each
+    # graphs of a whole model, and choices of kernels, which compile a layer for each kernel
     slow = re.compile("step=|compile=model|kernels=auto")
     return [
         Item(part, row, partial(_PARTS[part], row), 240 if slow.search(row) else 120) for part, row in chosen.values()
@@ -38,7 +38,7 @@ def items(toy: bool) -> list[Item]:
 
 
 def job_of(row: str, context: Context) -> tuple[Job, str]:
-    """The work of a row, on the same random words as all others, and who does it."""
+    """The job of a row, and who does it."""
     name, micro, *words = row.split(" ")
     keys: dict[str, Any] = dict(word.split("=") for word in words)
     who, dropout = keys.pop("step", "ours"), float(keys.pop("dropout", 0))
@@ -46,13 +46,13 @@ def job_of(row: str, context: Context) -> tuple[Job, str]:
     model = size.model.model_copy(update={"dropout": dropout})
     size = size._replace(model=model, micro_batch_size=max(1, int(micro) // 8) if context.toy else int(micro))
     keys.setdefault("kernels", "off")
-    job = Job(context.folder / f"data-{os.getpid()}", size, keys)  # with a choice of operations of its own
+    job = Job(context.folder / f"data-{os.getpid()}", size, keys)  # its own folder: operations.json
     write_dataset(job)
     return job, who
 
 
 def step(row: str, context: Context) -> Iterator[Row]:
-    """Speed, memory and loss of an optimiser step; of ours also what the planner predicts and which operations run."""
+    """Speed, memory and loss of a step; for ours also predictions and chosen operations."""
     import torch
 
     from training.launch.process_group import World
@@ -60,14 +60,14 @@ def step(row: str, context: Context) -> Iterator[Row]:
     from training.planning.fit import predict
     from training.planning.run import machine_of
     from training.planning.speed import flops_per_token
-    from training.probe import Figures
+    from training.trial import Figures
 
     device = context.device
     job, who = job_of(row, context)
     steps = CONTENDERS[who](job)
     first = seconds(lambda: next(steps), device)
     if context.gpu:
-        torch.cuda.reset_peak_memory_stats()  # of what was measured to choose operations
+        torch.cuda.reset_peak_memory_stats()  # without the choice of operations
     losses = [next(steps), next(steps)]
     count, taken = 0, 0.0
     while taken < context.least:
@@ -77,7 +77,7 @@ def step(row: str, context: Context) -> Iterator[Row]:
     work, peak = flops_per_token(job.size.model) * tokens / 1e12, peak_tflops(device, "bfloat16")
     memory = torch.cuda.max_memory_allocated() if context.gpu else 0
     path, predicted = job.folder / "operations.json", None
-    chosen = read_json(path) if path.exists() else None  # on a GPU, by ours
+    chosen = read_json(path) if path.exists() else None  # only ours, on a GPU
     if who == "ours":
         machine = machine_of(World(0, 1, device), job.settings.cluster)
         predicted = Figures.predicted(predict(job.settings.models["step"], machine))
@@ -99,26 +99,26 @@ def step(row: str, context: Context) -> Iterator[Row]:
 
 
 def planning(row: str, context: Context) -> Iterator[Row]:
-    """training.probe: all memory that the process takes, and the time of a step, as predicted and as measured."""
-    from training.probe import probe
+    """A trial: all memory of the process and the time of a step, as predicted and as measured."""
+    from training.trial import run_trial
 
-    job, output = job_of(row, context)[0], context.folder / "probe.json"
-    probe(job.settings, "step", 5, output)
-    found, both = read_json(output), ("predicted", "measured")
-    memory = {f"{one} GB": found[one]["memory"] / 1e9 for one in both}
-    yield {"probe": row, **memory, **{f"{one} ms": 1000 * (found[one]["step_seconds"] or nan) for one in both}}
+    job, output = job_of(row, context)[0], context.folder / "trial.json"
+    run_trial(job.settings, "step", 5, output)
+    result, both = read_json(output), ("predicted", "measured")
+    memory = {f"{one} GB": result[one]["memory"] / 1e9 for one in both}
+    yield {"trial": row, **memory, **{f"{one} ms": 1000 * (result[one]["step_seconds"] or nan) for one in both}}
 
 
 _PARTS: Mapping[str, Callable[[str, Context], Iterator[Row]]] = {"step": step, "planning": planning}
 
 
 def checkpoints(context: Context) -> Iterator[Row]:
-    """Parameters and moments of 124M, 1.5 GB, from and to the GPU; what a save in the background costs the steps."""
+    """Save and load of 124M, 1.5 GB, from and to the GPU; steps during a background save."""
     job, _ = job_of("124m 16 compile=none", context)
     yield from checkpoint.tables(job, context.folder, 1)
 
 
 def generating(context: Context) -> Iterator[Row]:
-    """124M with random weights, float32, greedy; texts may part where a logit nearly equals another one."""
+    """124M with random weights, float32, greedy; texts may differ after nearly equal logits."""
     size, count = ("tiny", 8) if context.toy else ("124m", 128)
     yield from training.generate(Namespace(size=size, count=count, rounds=1, work=context.folder))

@@ -7,8 +7,9 @@
     settings = cli.read_settings(arguments)
     sys.exit(cli.run(main))
 
-Exit codes: 0 done, 2 bad input (one line on stderr, no traceback), 130 interrupted, 143 and 129 ended by SIGTERM or
-SIGHUP. These signals raise an exception, so that temporary files are removed and worker processes end.
+Exit codes: 0 done, 2 bad input (one line on stderr, no traceback), 130 interrupted, 143 and 129
+ended by SIGTERM or SIGHUP. These signals raise an exception, so that temporary files are removed
+and worker processes end.
 """
 
 from common.cli.options import (

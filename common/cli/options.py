@@ -11,7 +11,7 @@ from common.settings import Experiment, Settings
 
 
 def add_settings(parser: Parser, section: str = "") -> None:
-    """Add `--config FILE`, and accept `section.key=value` anywhere among the arguments; see `read_settings`."""
+    """Add `--config FILE`, and accept `section.key=value` anywhere; see `read_settings`."""
     parser.keys = frozenset(Settings.model_fields)
     used = f" (this command uses its section {section})" if section else ""
     key = f"{section or 'section'}.key=value replaces one key"
@@ -19,7 +19,7 @@ def add_settings(parser: Parser, section: str = "") -> None:
 
 
 def add_model_settings(parser: Parser, *, required: bool = True) -> None:
-    """Add `--config FILE --model NAME`, and accept `section.key=value` for that model; see `add_settings`."""
+    """Add `--config FILE --model NAME`, and accept `section.key=value` for that model."""
     parser.keys = frozenset(Experiment.model_fields) | TOP_LEVEL
     parser.add_argument("--config", type=input_path, required=required, metavar="FILE", help="configuration")
     parser.add_argument(
@@ -35,9 +35,9 @@ def add_model_settings(parser: Parser, *, required: bool = True) -> None:
 
 
 def read_settings(arguments: argparse.Namespace) -> Settings:
-    """The settings of `--config`, or the defaults, and the overrides, validated together. Raises ConfigError.
+    """The settings of `--config`, or the defaults, with the overrides. Raises ConfigError.
 
-    With --name, `model` becomes the new name.
+    With --name, `arguments.model` becomes the new name.
     """
     if arguments.config is None:
         return validate(with_overrides({"run": "results", "urls": ["-"]}, arguments.overrides), "command line")
@@ -55,7 +55,7 @@ def add_input(parser: argparse.ArgumentParser, kind: Inputs = shards, *, require
 
 
 def add_earlier(parser: argparse.ArgumentParser, known: str) -> None:
-    """Add `--known`, inputs of earlier runs, and `--removed`, files of ids for `common.files.removed_ids`."""
+    """Add `--known`, inputs of earlier runs, and `--removed`, files with ids of documents."""
     parser.add_argument("--known", type=input_path, nargs="+", default=[], metavar="PATH", help=known)
     meaning = "ids of documents to drop as `removed`, such as the takedown/ids.txt of a run; a file need not exist"
     parser.add_argument("--removed", type=Path, nargs="+", default=[], metavar="FILE", help=meaning)
@@ -70,7 +70,7 @@ def add_output_shards(parser: argparse.ArgumentParser, content: str, ending: str
 
 
 def output_shards(arguments: argparse.Namespace, ending: str) -> list[Path]:
-    """The files that the options of `add_output_shards` name. Raises InputError if one option is missing."""
+    """The files that the options of `add_output_shards` name. Raises InputError for a half."""
     if (arguments.output_dir is None) != (arguments.shards is None):
         raise InputError("--output-dir and --shards belong together; give both or neither")
     if arguments.output:

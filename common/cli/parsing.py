@@ -1,6 +1,6 @@
 """The parser of every command: argparse, with settings as `section.key=value` and checked paths.
 
-The types of options say whether a path is read or written; the parser then checks all paths together.
+The types of options tell whether a path is read or written, so that the parser can check all paths.
 """
 
 import argparse
@@ -57,14 +57,14 @@ class Output:
 
 
 def checkpoint_path(text: str) -> Path:
-    """Type of an option for one checkpoint: a folder, or a file that names one beside it (MODEL/best, MODEL/latest)."""
+    """Type of an option for a checkpoint: its folder, or MODEL/best or MODEL/latest."""
     path = input_path(text)
     pointer = path.name in ("best", "latest") and path.is_file()
     return path.with_name(path.read_text().strip()) if pointer else path
 
 
 shards, lists, any_files = Inputs("shards"), Inputs("lists"), Inputs("files")
-"""Types of options that take paths, folders and globs of documents; of URL lists and texts; of all other files."""
+"""Types of options for paths, folders, globs: of documents, of URL lists and texts, of others."""
 output_file = Output()
 """Type of an option for one output file."""
 
@@ -92,10 +92,10 @@ def new_folder(text: str) -> Path:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with `section.key=value` overrides, checked paths, one-line errors and shell completion."""
+    """argparse with `section.key=value`, checked paths, one-line errors and shell completion."""
 
     keys: frozenset[str] = frozenset()
-    """First parts that an override `section.key=value` may have; empty for a command without settings."""
+    """What an override `section.key=value` may begin with; empty for commands without settings."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -116,32 +116,33 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(args, namespace)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does (verbs, too), collect every `section.key=value`, and check the paths."""
+        """Parse as argparse does, collect every `section.key=value`, and check the paths."""
         given = list(sys.argv[1:] if args is None else args)
         overrides = [text for text in given if self._is_override(text)]
-        found, rest = super().parse_known_args([text for text in given if text not in overrides], namespace)
+        namespace, rest = super().parse_known_args([text for text in given if text not in overrides], namespace)
         if self.keys:  # most likely a misspelt section: validation names the closest one
             unknown = [text for text in rest if "=" in text and not text.startswith("-")]
             rest = [text for text in rest if text not in unknown]
-            found.overrides = [*overrides, *unknown]
-        if found.__dict__.pop("quiet", False):
+            namespace.overrides = [*overrides, *unknown]
+        if namespace.__dict__.pop("quiet", False):
             os.environ[QUIET] = "1"  # of the processes that it starts, too
-        self._check_paths(found)
-        return found, rest
+        self._check_paths(namespace)
+        return namespace, rest
 
     def _is_override(self, text: str) -> bool:
         """Whether an argument is `section.key=value` and no file."""
         key, separator, _ = text.partition("=")
         return bool(separator) and key.split(".")[0] in self.keys and not os.path.lexists(text)
 
-    def _check_paths(self, found: argparse.Namespace) -> None:
+    def _check_paths(self, namespace: argparse.Namespace) -> None:
         """Check the paths of all options together, before anything is read.
 
-        Raises InputError for an output that cannot be written, equals another output, or would overwrite an input.
+        Raises InputError for an output that cannot be written, or equals an input or another
+        output.
         """
         given = []
         for action in self._actions:
-            value = getattr(found, action.dest, None)
+            value = getattr(namespace, action.dest, None)
             given += [(action.type, one) for one in (value if isinstance(value, list) else [value]) if one is not None]
         outputs = [
             path.with_name(path.name + ending)

@@ -15,7 +15,8 @@ from common.errors import InputError, ToolkitError
 def refuse_other_copy(folder: Path) -> None:
     """Raise InputError if a folder holds another copy of the toolkit than this one.
 
-    `snakemake` and `urls-to-gpt2` run the installed copy, but their jobs, `python -m …`, that of the working folder.
+    `snakemake` and `urls-to-gpt2` run the installed copy, but their jobs (`python -m …`) that of
+    the working folder.
     """
     ours, other = Path(__file__).resolve().parents[2], folder.resolve()
     if other != ours and all((other / name).is_file() for name in ("common/errors.py", "corpus/runner.py")):
@@ -26,10 +27,10 @@ def refuse_other_copy(folder: Path) -> None:
 
 
 def run(main: Callable[[], int], signals: bool = True) -> int:
-    """Call `main` and return its exit code; errors that a user can cure become one line and exit code 2.
+    """Call `main` and return its exit code; user errors become one line and exit code 2.
 
-    SIGTERM and SIGHUP raise an exception inside `main`, unless `signals` is False or they are handled or ignored
-    already (submitit, nohup).
+    SIGTERM and SIGHUP raise an exception inside `main`, unless `signals` is False or they are
+    handled or ignored already (submitit, nohup).
     """
     code = 1
     with _raising_signals(signals) as received:
@@ -49,7 +50,7 @@ def run(main: Callable[[], int], signals: bool = True) -> int:
 
 @contextmanager
 def _raising_signals(enabled: bool) -> Iterator[list[signal.Signals]]:
-    """Raise SystemExit for SIGTERM and SIGHUP if `enabled`; yields a list of the signal that was received."""
+    """Raise SystemExit for SIGTERM and SIGHUP if `enabled`; yields the list of received signals."""
     received: list[signal.Signals] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:

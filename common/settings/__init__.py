@@ -1,4 +1,4 @@
-"""The configuration as typed models: every key, its meaning, unit and default. `common.config` reads them from YAML."""
+"""The configuration as typed models: every key with its meaning, unit and default."""
 
 from common.settings.cluster import ClusterSettings, GpuSettings, SiteSettings
 from common.settings.corpus import (

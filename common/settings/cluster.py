@@ -10,12 +10,12 @@ _Rate = Annotated[float, Field(ge=0)]
 
 
 class GpuSettings(Section):
-    """A kind of GPU and its node's links. Peaks are dense; the larger figures of data sheets assume sparsity."""
+    """A kind of GPU and its node's links. Peaks are dense, without the sparsity of data sheets."""
 
     memory_gib: PositiveFloat
-    """Memory that PyTorch reports (total_memory), in GiB; somewhat less than the product's name says."""
+    """Memory that PyTorch reports (total_memory), in GiB; a bit less than in the product's name."""
     bfloat16_tflops: _Rate = 0
-    """Peak of bfloat16 matrix products in TFLOP/s. 0: no bfloat16, so that precision auto is float32."""
+    """Peak of bfloat16 matrix products in TFLOP/s. 0: none, and precision auto is float32."""
     float16_tflops: _Rate = 0
     """Peak of float16 matrix products in TFLOP/s. 0: as bfloat16."""
     tf32_tflops: _Rate = 0
@@ -25,19 +25,19 @@ class GpuSettings(Section):
     memory_gb_per_s: PositiveFloat
     """Bandwidth of its memory, in GB/s."""
     node_gb_per_s: PositiveFloat
-    """What one GPU sends to the others of its node, in GB/s: half of NVLink's figure for both directions, or PCIe's."""
+    """What one GPU sends to the others of its node, in GB/s: half of NVLink's figure, or PCIe's."""
     network_gb_per_s: PositiveFloat
     """Each GPU's share of what its node sends to other nodes, in GB/s."""
     gpus_per_node: PositiveInt = 8
     """GPUs of a usual node."""
     device_names: list[str] = []
-    """Regular expressions for the name that the driver reports; the first kind that matches counts."""
+    """Regular expressions for the driver's name of the device; the first matching kind counts."""
     source: str = ""
     """Where the figures are from."""
 
 
 class SiteSettings(Section):
-    """A Slurm site's options for a job. An empty value is left out, so that the site's default or SBATCH_* applies."""
+    """A Slurm site's options for a job. Empty values leave the site's default or SBATCH_*."""
 
     partition: Name = ""
     """Slurm partition."""
@@ -58,32 +58,33 @@ class SiteSettings(Section):
 
 
 class CorpusJobSettings(SiteSettings):
-    """Corpus jobs on Slurm. Partition, account, QOS and reservation default to those of `cluster`."""
+    """Corpus jobs on Slurm. Partition, account, QOS, reservation default to those of `cluster`."""
 
     shards_per_job: NonNegativeInt = 0
-    """Shards that one Slurm job works on, one after the other. 0: as many as keep an array within max_tasks."""
+    """Shards per Slurm job, one after the other. 0: as many as keep an array within max_tasks."""
     max_tasks: PositiveInt = 100
     """Maximum number of tasks of one job array."""
     runtime_minutes: dict[str, PositiveInt] = {}
-    """Wall-clock limit of one Slurm job by rule, in minutes, such as {scrape: 480}; unfinished shards go on."""
+    """Wall-clock minutes of a Slurm job by rule, such as {scrape: 480}; unfinished shards go on."""
     partitions: dict[str, Name] = {}
     """Partition by rule, such as {scrape: internet}; only scrape needs the internet."""
 
 
 class JobSettings(SiteSettings):
-    """A model's overrides of `cluster` for its Slurm jobs. An empty value or 0 means that of `cluster`."""
+    """A model's overrides of `cluster` for its Slurm jobs. Empty or 0: the value of `cluster`."""
 
     gpus_per_node: NonNegativeInt = 0
     """GPUs per node, one process each; 0 trains on CPUs."""
     gpu: Name = ""
-    """Kind of the GPUs, such as h100 or one of `gpus`: submissions are then checked against its memory. The kinds:
-    `python -m training.plan --list-gpus`. Empty: not checked before the job starts."""
+    """Kind of the GPUs, such as h100 or one of `gpus`: submissions are then checked against its
+    memory. The kinds: `python -m training.plan --list-gpus`. Empty: not checked before the job
+    starts."""
     gres: Name = ""
     """How the site spells GPUs, such as gpu:a100; the number is added. Empty: gpu."""
     cpus_per_task: NonNegativeInt = 0
-    """CPU cores per process, and its threads, regardless of OMP_NUM_THREADS: equal numbers give equal
-    digits on a laptop and on Slurm. 0: an equal share of this machine's cores; in a Slurm job a GPU's share of its
-    node's, or 1 without GPUs."""
+    """CPU cores per process, and its threads, regardless of OMP_NUM_THREADS: equal numbers give
+    equal digits on a laptop and on Slurm. 0: an equal share of this machine's cores; in a Slurm job
+    a GPU's share of its node's, or 1 without GPUs."""
     mem_gb_per_task: NonNegativeInt = 0
     """Memory per process, in GB (Slurm only). 0: the site's default."""
     min_nodes: NonNegativeInt = 0
@@ -110,12 +111,12 @@ class ClusterSettings(JobSettings):
     max_restarts: NonNegativeInt = 3
     """Consecutive restarts without a new checkpoint after which a job fails."""
     interface: Name = ""
-    """Network interface between processes, such as ib0; empty: that of the node's name, or loopback on one node."""
+    """Network interface, such as ib0; empty: that of the node's name, or loopback on one node."""
     corpus: CorpusJobSettings = CorpusJobSettings()
     """Corpus jobs."""
 
     def site_of(self, gpus: int, partition: str = "") -> SiteSettings:
-        """The site's options for a job of the DAG: those of training jobs if it has GPUs, else those of corpus jobs.
+        """The options of a job of the DAG: as training jobs if it has GPUs, else as corpus jobs.
 
         `partition`: that of its rule, if the configuration names one.
         """

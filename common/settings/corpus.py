@@ -21,35 +21,36 @@ class FastTextModel(Section):
     least: Share = 0.5
     """Minimum probability of the label."""
     name: str = "fasttext"
-    """The reason of dropped documents; kept ones have their probability under `meta` by this name."""
+    """Reason of dropped documents, and key of the probability under `meta` of kept ones."""
 
 
 class CleanSettings(Section):
     """Text repair and document filters (`python -m corpus.clean`)."""
 
     language: str | list[str] = "en"
-    """ISO 639-1 code of the language to keep, or a list (`[en, de]`); empty (`""`) keeps every language."""
+    """ISO 639-1 code of the language to keep, or a list (`[en, de]`). Empty (`""`): all."""
     fold_whitespace: bool = False
-    """Fold spaces and blank lines, strip every line. Cannot be undone; destroys indentation and tables."""
+    """Fold spaces and blank lines, strip every line. Destroys indentation and tables for good."""
     min_characters: Annotated[int, Field(ge=0)] = 512
     """Minimum length of a document, in characters (OpenWebText's rule)."""
     javascript_characters: Annotated[int, Field(ge=0)] = 256
     """Documents with fewer characters that mention "javascript" are dropped as browser notices."""
     filters: list[str] = []
-    """Further filters by name, in this order: gopher, gopher_repetition, c4, fineweb, pii, digits (docs/corpus.md)."""
+    """Further filters, in this order: gopher, gopher_repetition, c4, fineweb, pii, digits
+    (docs/corpus.md)."""
     fasttext: list[FastTextModel] = []
     """fastText models to filter by: a list of {path, label, least, name}."""
 
     @field_validator("language")
     @classmethod
-    def _languages_are_known(cls, found: str | list[str]) -> str | list[str]:
+    def _languages_are_known(cls, language: str | list[str]) -> str | list[str]:
         from pycld2 import DETECTED_LANGUAGES, LANGUAGES
 
         codes = {code for name, code in LANGUAGES if name in DETECTED_LANGUAGES and len(code) == 2}
-        for code in [found] * bool(found) if isinstance(found, str) else found:
+        for code in [language] * bool(language) if isinstance(language, str) else language:
             if code not in codes - {"iw", "jw"} | {"he", "jv"}:  # newer codes of Hebrew and Javanese
                 raise ValueError(f"{code!r} is not the code of a language that CLD2 knows; docs/corpus.md lists them")
-        return found
+        return language
 
     @property
     def languages(self) -> list[str]:
@@ -61,7 +62,7 @@ _RECALL = 0.9  # share of the pairs at the threshold that are found
 
 
 def _recall(similarity: float, bands: int, rows: int) -> float:
-    """The probability that two documents agree in a band (Leskovec et al., Mining of Massive Datasets, 3.4.2)."""
+    """The probability that two documents share a band (Mining of Massive Datasets, 3.4.2)."""
     return 1 - (1 - similarity**rows) ** bands
 
 
@@ -73,8 +74,8 @@ class DedupSettings(Section):
     shingle_characters: Annotated[int, Field(gt=0, le=10)] = 5
     """Length of the character n-grams that are compared."""
     shingle_words: Annotated[int, Field(ge=0)] = 0
-    """Compare n-grams of this many words instead, without punctuation; in scripts without spaces, such as Chinese, each
-    character is a word. 0: character n-grams."""
+    """Compare n-grams of this many words instead, without punctuation; in scripts without spaces,
+    such as Chinese, each character is a word. 0: character n-grams."""
     bands: PositiveInt = 20
     """LSH bands; 20 x 6 finds 92 % of the pairs at Jaccard 0.7 and 99.8 % at 0.8."""
     rows: PositiveInt = 6
@@ -82,19 +83,19 @@ class DedupSettings(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     """Seed of the permutations, below 2^32."""
     against: list[Path] = []
-    """Earlier runs, or folders of `*.signatures`, whose documents win: a later document that is like one that they kept
-    is dropped."""
+    """Earlier runs, or folders of `*.signatures`, whose documents win: a later document that is
+    like one that they kept is dropped."""
     ranges: PositiveInt = 1
-    """Parts into which the hashes of every band are split, so that more jobs can share them. Results do not depend on
+    """Parts of the hashes of every band, so that more jobs can share them. Results do not depend on
     it."""
     jobs: PositiveInt = 8
-    """Slurm jobs that share the bands, and then the pairs to verify: at most (bands + 1) x ranges. Results do not
-    depend on it."""
+    """Slurm jobs that share the bands, and then the pairs to verify: at most (bands + 1) x ranges.
+    Results do not depend on it."""
     memory_gb: PositiveFloat = 2.0
-    """Memory limit per phase for data that grows with the corpus, in GB; docs/dedup.md has the cost per document."""
+    """Memory limit per phase for data that grows with the corpus, in GB (see docs/dedup.md)."""
 
     def low_recall(self) -> str:
-        """A warning if the bands find fewer than 90 % of the pairs at the threshold (the defaults: 92 %), else ""."""
+        """A warning if the bands find under 90 % of the pairs at the threshold, else ""."""
         recall = _recall(self.threshold, self.bands, self.rows)
         if recall >= _RECALL:
             return ""
@@ -118,7 +119,8 @@ class DedupSettings(Section):
 
 
 class RepeatsSettings(Section):
-    """Removal of lines and paragraphs that repeat over the corpus (`python -m corpus.repeats`); off without units."""
+    """Removal of lines and paragraphs that repeat over the corpus (`python -m corpus.repeats`); off
+    without units."""
 
     units: list[Literal["lines", "paragraphs"]] = []
     """What is compared: `lines`, `paragraphs` (lines without a blank one between them), or both."""
@@ -129,22 +131,24 @@ class RepeatsSettings(Section):
     keep_first: bool = True
     """Keep one copy of each unit, as C4 and Lee et al. (2022) do; false cuts all."""
     min_characters: Annotated[int, Field(ge=0)] = 200
-    """Minimum length of what is left of a document that was cut, in characters; shorter ones are dropped."""
+    """Minimum length of a document after cuts, in characters; shorter ones are dropped."""
     memory_gb: PositiveFloat = 1.0
-    """Memory limit of `sum` for data that grows with the corpus, in GB; with less it reads the units more often."""
+    """Memory limit of `sum`, in GB; with less it reads the units more often."""
 
 
 class DecontaminateSettings(Section):
-    """Removal of overlaps with evaluation sets (`python -m corpus.decontaminate`); off unless files are named."""
+    """Removal of overlaps with evaluation sets (`python -m corpus.decontaminate`); off unless files
+    are named."""
 
     files: list[str] = []
     """Evaluation sets: files or globs; JSON lines (every string in them), or one item per line."""
     min_words: PositiveInt = 8
-    """Minimum n-gram length; shorter items are left out. 1.5 Chinese or 2.5 Thai characters count as a word."""
+    """Minimum n-gram length; shorter items are left out. 1.5 Chinese or 2.5 Thai characters count
+    as a word."""
     max_words: PositiveInt = 13
     """Maximum n-gram length; a longer item is found by any of its n-grams of this length."""
     max_count: PositiveInt = 10
-    """N-grams that occur at least this often in the corpus are ordinary language and are not cut."""
+    """N-grams at least this frequent in the corpus are ordinary language and are not cut."""
     cut_characters: Annotated[int, Field(ge=0)] = 200
     """Characters cut on each side of a match, extended to the end of a sentence."""
     min_characters: Annotated[int, Field(ge=0)] = 200
@@ -160,12 +164,13 @@ class DecontaminateSettings(Section):
 
 
 class TrainTokenizerSettings(Section):
-    """Training of a vocabulary on the corpus (`python -m corpus.train_tokenizer`); off unless vocab_size is set."""
+    """Training of a vocabulary on the corpus (`python -m corpus.train_tokenizer`); off unless
+    vocab_size is set."""
 
     vocab_size: Annotated[int, Field(ge=0)] = 0
-    """Number of entries: 256 bytes, the merges, and <|endoftext|> last. 0: use GPT-2's published vocabulary."""
+    """Number of entries: 256 bytes, the merges, and <|endoftext|> last. 0: GPT-2's vocabulary."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the documents to train on, chosen by their ids; one core reads about 3 MB per second."""
+    """Share of the documents to train on, chosen by id; one core reads about 3 MB per second."""
 
     @field_validator("vocab_size")
     @classmethod
@@ -183,10 +188,10 @@ class TokenizeSettings(Section):
     append_eod: bool = True
     """Write <|endoftext|> after each document."""
     encoder_json: Path | None = None
-    """Vocabulary instead of GPT-2's: an encoder.json (vocab.json) with vocab_bpe, or a tokenizer.json without it.
-    Default if train_tokenizer is on: RUN/tokenizer/encoder.json."""
+    """Vocabulary instead of GPT-2's: an encoder.json (vocab.json) with vocab_bpe, or a
+    tokenizer.json without it. Default if train_tokenizer is on: RUN/tokenizer/encoder.json."""
     vocab_bpe: Path | None = None
-    """Merges of encoder_json (merges.txt). Default if train_tokenizer is on: RUN/tokenizer/vocab.bpe."""
+    """Merges of encoder_json (merges.txt). With train_tokenizer: RUN/tokenizer/vocab.bpe."""
 
 
 class CorpusSettings(Section):
@@ -197,17 +202,19 @@ class CorpusSettings(Section):
     urls: list[str] = []
     """URL lists: files, folders or globs."""
     sources: list[SourceSettings] = []
-    """Existing text, in addition to URLs or instead of them: a list of {path, glob, format, encoding,
-    text_key, skip_keys, name}."""
+    """Existing text, in addition to URLs or instead of them: a list of {path, glob, format,
+    encoding, text_key, skip_keys, name}."""
     base: list[Path] = []
-    """Finished runs that this one extends, one folder or all, the oldest first: URLs and files of `sources` that they
-    have read are left out, and models also train on their datasets (docs/corpus.md)."""
+    """Finished runs that this one extends, one folder or all, the oldest first: URLs and files of
+    `sources` that they have read are left out, and models also train on their datasets
+    (docs/corpus.md)."""
     site: Path | None = None
-    """Folder of a recorded site (see demo/), from which every URL is fetched. Leave it out to use the web."""
+    """Folder of a recorded site (workflow.demo.serve) to fetch URLs from. Left out: the web."""
     shards: Annotated[int, Field(gt=0, le=MAX_SHARDS)] = 1
-    """Number of shards of the corpus; it fixes the order of documents and nothing else. At most 100,000."""
+    """Number of shards, at most 100,000; it fixes the order of documents and nothing else."""
     max_bad_share: Share = 0.001
-    """Maximum share of unreadable lines in an input, and of text files in `sources`; a step with more fails."""
+    """Maximum share of unreadable lines in an input, and of text files in `sources`; a step with
+    more fails."""
     blacklist: BlacklistSettings = BlacklistSettings()
     """URL rules."""
     scrape: ScrapeSettings = ScrapeSettings()

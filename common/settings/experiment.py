@@ -8,10 +8,10 @@ from pydantic import field_validator, model_validator
 
 from common.settings.cluster import JobSettings
 from common.settings.model import ModelSettings, ParallelSettings
-from common.settings.section import Need, PositiveFloat, PositiveInt, Section, without_effect
-from common.settings.training import LARGEST_BATCH, LogSettings, TrainSettings, WatchSettings, split_shares
+from common.settings.section import CheckedSection, PositiveFloat, PositiveInt, Section
+from common.settings.training import LARGEST_BATCH, LogSettings, TrainSettings, WatchSettings
 
-# What a changed key means for a model that was trained. Nothing: how training is run, watched and saved.
+# Keys that decide no weights: how training is run, watched and saved.
 _RUNNING: Any = {
     "parallel": True, "watch": True, "log": True, "slurm": True, "time_limit_minutes": True,
     "train": {
@@ -21,38 +21,8 @@ _RUNNING: Any = {
         "allow_tight", "allow_optimizer_change",
     },
 }  # fmt: skip
-# The same training, longer or shorter. All other keys: a new training (`training.model_folder.is_finished`).
+# Keys that make the same training longer or shorter; see `training.model_folder.is_finished`.
 LENGTH = ("train.iterations", "train.stop_after_no_improvement")
-_REFUSED = True
-# The keys that have an effect only with others. Refused: those that a person sets to change what is learnt.
-_NEEDS = (
-    Need("parallel.gpus", lambda one: one.parallel.auto, "parallel.auto", _REFUSED),
-    Need("parallel.offload", lambda one: one.parallel.zero_stage and one.parallel.data > 1,
-         "parallel.zero_stage 1, 2 or 3 and parallel.data 2 or more", _REFUSED),
-    *(Need(f"train.{key}", lambda one: one.train.optimizer == "muon", "train.optimizer muon", _REFUSED)
-      for key in ("adamw_lr", "muon_momentum")),
-    Need("train.cycle_iterations", lambda one: one.train.lr_decay == "cosine", "train.lr_decay cosine", _REFUSED),
-    Need("train.cooldown", lambda one: one.train.lr_decay == "wsd", "train.lr_decay wsd", _REFUSED),
-    Need("train.cooldown_iterations", lambda one: one.train.lr_decay == "wsd", "train.lr_decay wsd", _REFUSED),
-    Need("train.cooldown_iterations",
-         lambda one: one.train.cooldown_iterations <= one.train.decay_end - one.train.warmup_end,
-         "as many iterations between the warm-up and the last one of the schedule", _REFUSED),
-    Need("train.decay_iterations", lambda one: one.train.lr_decay != "constant",
-         "a train.lr_decay other than constant", _REFUSED),
-    Need("parallel.sequence_parallel", lambda one: one.parallel.tensor > 1, "parallel.tensor 2 or more"),
-    Need("parallel.schedule", lambda one: one.parallel.pipeline > 1, "parallel.pipeline 2 or more"),
-    Need("parallel.zero_stage", lambda one: one.parallel.data > 1, "parallel.data 2 or more"),
-    Need("train.min_lr", lambda one: one.train.lr_decay != "constant", "a train.lr_decay other than constant"),
-    Need("train.warmup", lambda one: not one.train.warmup_iterations, "train.warmup_iterations 0"),
-    Need("train.no_decay", lambda one: one.train.weight_decay, "train.weight_decay above 0"),
-    *(Need(f"train.{key}", lambda one: one.train.precision == "float16", "train.precision float16")
-      for key in ("initial_loss_scale", "loss_scale_window", "hysteresis")),
-    Need("train.eval_interval", lambda one: split_shares(one.train.split)[1], "a validation share in train.split"),
-    Need("train.sample_prompt", lambda one: one.train.sample_interval, "train.sample_interval"),
-    Need("train.profile_ranks", lambda one: one.train.profile, "train.profile"),
-    Need("train.keep_every", lambda one: one.train.keep_last, "train.keep_last"),
-    Need("watch.spike_reaction", lambda one: one.watch.spike, "watch.spike above 0"),
-)  # fmt: skip
 _MICRO_BATCH = 4  # samples, if neither micro_batch_size nor the other two keys determine it
 
 
@@ -65,8 +35,10 @@ class DataSettings(Section):
     """Relative share of the samples; the weights need not add up to 1."""
 
 
-class Experiment(Section):
+class Experiment(CheckedSection):
     """One model to train; `train_<name>` and `merge_<name>` are its targets."""
+
+    # The sections in it check no needs themselves: a checkpoint with such a key stays readable.
 
     model: ModelSettings
     """Architecture."""
@@ -85,17 +57,12 @@ class Experiment(Section):
     slurm: JobSettings = JobSettings()
     """What this model's Slurm jobs ask for instead of what `cluster` says."""
     time_limit_minutes: PositiveInt = 24 * 60
-    """Wall-clock limit of one job, in minutes. A job that reaches it saves, is requeued and goes on."""
+    """Wall-clock limit of a job, in minutes. At the limit, a job saves, is requeued and goes on."""
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The settings that decide the trained weights: architecture, data, optimisation; not the layout."""
+        """The settings that decide the weights: architecture, data, optimisation, no layout."""
         return self.model_dump(mode="json", exclude=_RUNNING, warnings=False)  # a manifest may have older values
-
-    @property
-    def without_effect(self) -> list[str]:
-        """The keys that were set and have no effect, each with what it needs."""
-        return list(without_effect(self, _NEEDS))
 
     @property
     def world_size(self) -> int:
@@ -104,18 +71,13 @@ class Experiment(Section):
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches per optimiser step and data-parallel rank; unknown while the layout is `auto`."""
+        """Micro-batches per optimiser step and data-parallel rank; unknown if auto."""
         return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.data)
 
     @field_validator("parallel", mode="before", json_schema_input_type=ParallelSettings | Literal["auto"])
     @classmethod
     def _auto_is_a_word(cls, value: Any) -> Any:
         return {"auto": True} if value == "auto" else value
-
-    @model_validator(mode="after")
-    def _keys_have_an_effect(self) -> Self:
-        _ = self.without_effect  # here and not in the sections: a checkpoint with such a key stays readable
-        return self
 
     @model_validator(mode="after")
     def _layout_fits(self) -> Self:

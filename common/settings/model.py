@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.settings.section import NonNegativeInt, PositiveInt, Section, Size
+from common.settings.section import Need, NonNegativeInt, PositiveInt, Section, Size
 
 
 class ModelSettings(Section):
@@ -19,9 +19,9 @@ class ModelSettings(Section):
     seq_len: Size = 1024
     """Context length, in tokens."""
     vocab_size: Size = 50257
-    """Number of true vocabulary entries; the layout pads them to a multiple of 128 x parallel.tensor."""
+    """Number of vocabulary entries; the layout pads them to a multiple of 128 x parallel.tensor."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Dropout probability of embeddings, attention weights and residual branches during training."""
+    """Dropout probability of embeddings, attention weights and residual branches in training."""
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
@@ -31,7 +31,7 @@ class ModelSettings(Section):
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one block: attention has 4 squares of the width, the MLP 8; `training.tensors` names them."""
+        """Parameters of one block: attention has 4 squares of the width, the MLP 8."""
         return 12 * self.n_embd**2 + 13 * self.n_embd
 
     @property
@@ -42,29 +42,41 @@ class ModelSettings(Section):
 
 
 class ParallelSettings(Section):
-    """Parallel layout: world size = pipeline x data x tensor; or `auto`, and the planner chooses it."""
+    """Parallel layout: world size = pipeline x data x tensor. `auto`: the planner chooses it."""
 
     auto: bool = False
-    """Let the planner choose the other keys, train.recompute, and train.micro_batch_size if it is 0, when the training
-    starts; `parallel: auto` is short for it. Needs train.global_batch_size."""
-    gpus: NonNegativeInt = 0
+    """Let the planner choose the other keys, train.recompute, and train.micro_batch_size if it is
+    0, when the training starts; `parallel: auto` is short for it. Needs train.global_batch_size."""
+    gpus: Annotated[NonNegativeInt, Need("parallel.auto", lambda parallel: parallel.auto, refused=True)] = 0
     """With auto: number of processes, one per GPU. 0: one node, or as many as were started."""
     tensor: PositiveInt = 1
     """Tensor-parallel ranks; must divide n_head."""
-    sequence_parallel: bool = False
-    """Split LayerNorm, dropout and residuals along the sequence over the tensor-parallel ranks, to save memory."""
+    sequence_parallel: Annotated[bool, Need("parallel.tensor 2 or more", lambda parallel: parallel.tensor > 1)] = False
+    """Split LayerNorm, dropout and residuals along the sequence over tensor-parallel ranks."""
     pipeline: PositiveInt = 1
-    """Pipeline-parallel ranks; each holds one stage of consecutive layers, or virtual_stages of them."""
-    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
+    """Pipeline-parallel ranks; each has a stage of consecutive layers, or virtual_stages."""
+    schedule: Annotated[
+        Literal["gpipe", "1f1b", "interleaved_1f1b"],
+        Need("parallel.pipeline 2 or more", lambda parallel: parallel.pipeline > 1),
+    ] = "1f1b"
     """Order in which the pipeline runs its micro-batches."""
     virtual_stages: PositiveInt = 1
     """Stages per rank with interleaved_1f1b: smaller bubbles, more communication."""
     data: PositiveInt = 1
     """Data-parallel ranks."""
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
-    """What data-parallel ranks shard: 1 the optimiser's state, 2 also gradients, 3 also parameters."""
-    offload: bool = False
-    """Keep parameters, gradients and optimiser state in CPU memory (GPUs only, zero_stage 1 to 3)."""
+    zero_stage: Annotated[
+        int, Field(ge=0, le=3), Need("parallel.data 2 or more", lambda parallel: parallel.data > 1)
+    ] = 0
+    """What data-parallel ranks shard: 1 optimiser state, 2 also gradients, 3 also parameters."""
+    offload: Annotated[
+        bool,
+        Need(
+            "parallel.zero_stage 1, 2 or 3 and parallel.data 2 or more",
+            lambda parallel: parallel.zero_stage and parallel.data > 1,
+            refused=True,
+        ),
+    ] = False
+    """Keep parameters, gradients and optimiser state in CPU memory (GPUs only, ZeRO 1 to 3)."""
 
     @model_validator(mode="after")
     def _auto_is_alone(self) -> Self:
@@ -86,7 +98,7 @@ class ParallelSettings(Section):
         return self
 
     def takes(self, micro_batches: int) -> bool:
-        """Whether the schedule can run this many micro-batches per step and data-parallel rank (PyTorch's rules)."""
+        """Whether the schedule runs this many micro-batches per step and rank (PyTorch's rules)."""
         if self.pipeline == 1 or self.schedule == "gpipe":
             return True
         if self.schedule == "1f1b":

@@ -86,9 +86,10 @@ class Settings(CorpusSettings):
         return self.run / _DATASET
 
     def datasets(self, name: str) -> list[DataSettings]:
-        """The datasets that a model is trained on: its own blend, or the corpora of this run and of `base`.
+        """A model's training datasets: its own blend, or the corpora of this run and of `base`.
 
-        The weights of these are their shares of all tokens, in ten-thousandths; equal until this run has a dataset.
+        The weights of these are their shares of all tokens, in ten-thousandths; equal until this
+        run has a dataset.
         """
         prefixes = [run / _DATASET for run in (*self.base, self.run)]
         files = [prefix.with_name(f"{prefix.name}.bin") for prefix in prefixes]

@@ -1,11 +1,11 @@
 """The base class of all configuration sections, and their common number types."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from functools import reduce
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 LARGEST = 2**63 - 1  # the largest integer of JSON parsers and of counters in libraries
 
@@ -15,7 +15,7 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]  # the range of torch's and numpy's generators
 
-# Far above every model ever trained, so that a typo is reported by its key and not by running out of memory.
+# Far above every model ever trained: a typo is reported by its key, not by running out of memory.
 Size = Annotated[int, Field(gt=0, le=2**31 - 1)]
 
 
@@ -30,7 +30,7 @@ Name = Annotated[str, AfterValidator(_no_boolean)]
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys, NaN and infinity are errors; every field has a description.
+    """Base of all sections: unknown keys, NaN and infinity are errors; fields have descriptions.
 
     A key without a value (`language:`) is an empty text where the key takes text but not null.
     """
@@ -47,38 +47,51 @@ class Section(BaseModel):
         return "" if value is None and str in kinds and NoneType not in kinds else value
 
 
-class Need(NamedTuple):
-    """A key's condition for having an effect."""
+@dataclass(frozen=True)
+class Need:
+    """A key's condition for having an effect, in the `Annotated` type of its field."""
 
-    key: str
-    """The key below its section, such as train.keep_every."""
-    met: Callable[[Any], object]
-    """Whether a section has what the key needs."""
     needs: str
-    """What that is, in words."""
+    """What the key needs, in words."""
+    met: Callable[[Any], object]
+    """Whether the key's section has it."""
     refused: bool = False
-    """Whether a person who sets the key without it expects something else; if not, the plan says it."""
+    """Whether a set key without it is an error; otherwise the plan names the key."""
 
 
-def without_effect(section: Section, needs: Iterable[Need]) -> Iterator[str]:
-    """The keys that differ from their default and have no effect: `train.keep_every 9 (needs train.keep_last)`.
+class CheckedSection(Section):
+    """A section that refuses keys without effect, its own and those of the sections in it."""
 
-    Raises ValueError for the first that is refused.
-    """
-    for need in needs:
-        *path, key = need.key.split(".")
-        holder = reduce(getattr, path, section)
-        value = getattr(holder, key)
-        if value == type(holder).model_fields[key].default or need.met(section):
-            continue
-        text = f"{need.key} {str(value).lower() if isinstance(value, bool) else value}"
-        if need.refused:
-            raise ValueError(f"{text} needs {need.needs}; set that, or leave {need.key} out")
-        yield f"{text} (needs {need.needs})"
+    @property
+    def without_effect(self) -> list[str]:
+        """The keys that were set and have no effect: `train.keep_every 9 (needs train.keep_last)`.
+
+        Raises ValueError for the first that is refused.
+        """
+        return list(_without_effect(self))
+
+    @model_validator(mode="after")
+    def _keys_have_an_effect(self) -> Self:
+        _ = self.without_effect
+        return self
+
+
+def _without_effect(section: Section, name: str = "") -> Iterator[str]:
+    for key, field in type(section).model_fields.items():
+        value, full = getattr(section, key), f"{name}{key}"
+        if isinstance(value, Section):
+            yield from _without_effect(value, f"{full}.")
+        for need in (each for each in field.metadata if isinstance(each, Need)):
+            if value == field.default or need.met(section):
+                continue
+            text = f"{full} {str(value).lower() if isinstance(value, bool) else value}"
+            if need.refused:
+                raise ValueError(f"{text} needs {need.needs}; set that, or leave {full} out")
+            yield f"{text} (needs {need.needs})"
 
 
 def names(value: Any, name: str = "") -> Iterator[str]:
-    """The full name of each key in plain settings: `clean`, `clean.language`, `sources`, `sources.0.path`."""
+    """The full name of each key in plain settings: `clean`, `clean.language`, `sources.0.path`."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield f"{name}{key}"
@@ -93,11 +106,11 @@ def changes(
 ) -> list[str]:
     """The keys of plain settings that differ, below `name`: `train.lr 0.01 -> 0.02`.
 
-    A key that only one side has is of another version of the toolkit. With `given`, the `names` of keys that differ
-    from their default on either side, it counts only if it is one of them: without the key, a version does what the
-    default does.
+    A key that only one side has is from another version of the toolkit. With `given`, the `names`
+    of keys that differ from their default on either side, it counts only if it is one of them:
+    without the key, a version does what the default does.
     """
-    found = []
+    lines = []
     for key in {**then, **now}:
         old, new, full = then.get(key), now.get(key), f"{name}{key}"
         if (
@@ -108,7 +121,7 @@ def changes(
         ):
             old, new = dict(enumerate(old)), dict(enumerate(new))  # of sections
         if isinstance(old, dict) and isinstance(new, dict):
-            found += changes(old, new, given, f"{full}.")
+            lines += changes(old, new, given, f"{full}.")
         elif old != new and (given is None or full in given or (key in then and key in now)):
-            found.append(f"{full} {old} -> {new}")
-    return found
+            lines.append(f"{full} {old} -> {new}")
+    return lines

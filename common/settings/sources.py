@@ -24,13 +24,14 @@ class BlacklistSettings(Section):
     allow_private_hosts: bool = False
     """Keep URLs of loopback, private and link-local addresses, *.local and *.internal."""
     extra_domains: list[str] = []
-    """Domains to drop, too: a host with its subdomains (`blog.example.com`), or a name under any suffix (`example`)."""
+    """More domains to drop: a host with its subdomains (`blog.example.com`), or a name under any
+    suffix (`example`)."""
     domain_lists: list[Path] = []
-    """Files with more domains to drop; hosts files and Adblock lists work, too (syntax: docs/scrape.md)."""
+    """Files with more domains to drop, also hosts files and Adblock lists (docs/scrape.md)."""
     extra_suffixes: list[str] = []
-    """Host name suffixes to drop, public suffixes included: `gov.au` drops itself and everything below it."""
+    """Host name suffixes to drop, also public ones: `gov.au` drops itself and all below it."""
     extra_patterns: list[str] = []
-    """Python regular expressions; a URL that one of them matches anywhere is dropped. `(?i)` ignores case."""
+    """Python regular expressions; URLs with a match anywhere are dropped. `(?i)` ignores case."""
     extra_extensions: list[Annotated[str, Field(pattern=r"^\.[^./]+$")]] = []
     """File extensions to drop in addition to the built-in list, with their dot."""
     min_score: int = 3
@@ -57,12 +58,13 @@ class ScrapeSettings(Section):
     user_agent: str = "urls-to-gpt2/0.1"
     """User-Agent header, followed by the contact in parentheses."""
     robot_name: Annotated[str, Field(pattern=rf"^({_ROBOT})?$")] = ""
-    """Name of this robot in robots.txt; empty: what user_agent begins with, such as `MyBot` in `MyBot/1.0`."""
+    """Name of this robot in robots.txt. Empty: the start of user_agent, `MyBot` in `MyBot/1.0`."""
     contact: Name = ""
     """Mail address or web page for site owners; required to scrape public hosts."""
     resolve: dict[str, str] = {}
-    """Addresses to connect to with plain HTTP instead of asking DNS: `host: ip:port`, or `"*": ip:port` for every host.
-    Private addresses are allowed for these hosts only. For tests, mirrors and the demo."""
+    """Addresses to connect to with plain HTTP instead of asking DNS: `host: ip:port`, or `"*":
+    ip:port` for every host. Private addresses are allowed for these hosts only. For tests, mirrors
+    and the demo."""
     concurrency: PositiveInt = 256
     """Maximum number of concurrent requests, over all hosts."""
     host_delay: Annotated[float, Field(ge=0)] = 1.0
@@ -70,10 +72,10 @@ class ScrapeSettings(Section):
     obey_robots: bool = True
     """Fetch and obey robots.txt."""
     opt_outs: Literal["ignore", "obey"] = "ignore"
-    """`obey` drops pages that opt out by X-Robots-Tag, meta robots or the TDM Reservation Protocol, which takes
-    one more request per host; `ignore` reads none of these."""
+    """`obey` drops pages that opt out by X-Robots-Tag, meta robots or the TDM Reservation Protocol,
+    which takes one more request per host; `ignore` reads none of these."""
     opt_out_directives: list[Annotated[str, Field(pattern=r"^[a-z][a-z_-]*$")]] = ["noai", "noimageai"]
-    """Robots directives that count as an opt-out. `noindex`, which is meant for search engines, can be added."""
+    """Robots directives that are opt-outs. `noindex`, which is for search engines, can be added."""
     connect_timeout: PositiveFloat = 10.0
     """Maximum seconds to connect."""
     read_timeout: PositiveFloat = 15.0
@@ -93,12 +95,12 @@ class ScrapeSettings(Section):
     extractors: Annotated[list[Literal["trafilatura", "newspaper3k", "resiliparse"]], Field(min_length=1)] = [
         "trafilatura"
     ]
-    """HTML extractors, in order; the next one runs if one finds no text. `[newspaper3k]` is OpenWebText's recipe,
-    `[resiliparse]` the fast way."""
+    """HTML extractors, in order; the next one runs if one finds no text. `[newspaper3k]` is
+    OpenWebText's recipe, `[resiliparse]` the fast way."""
     extract_timeout: PositiveFloat = 10.0
     """Maximum seconds of CPU time to extract one page; a page that needs more is dropped."""
     extract_memory_mb: Annotated[int, Field(ge=100)] = 1000
-    """Maximum memory to extract one page, in MiB, beyond the libraries' 100; larger pages are dropped."""
+    """Memory to extract a page, in MiB, beyond the libraries' 100; larger pages are dropped."""
     archive: bool = False
     """Keep raw responses as WARC files beside the pages."""
 
@@ -121,18 +123,19 @@ class SourceSettings(Section):
     """A source of existing text (`python -m corpus.ingest`)."""
 
     path: str
-    """File, folder or glob. A dataset folder of Parquet or Arrow files stands for its train split if it has one, and
-    one of Common Crawl's lists of paths for the files that it lists, which must be there."""
+    """File, folder or glob. A dataset folder of Parquet or Arrow files stands for its train split
+    if it has one, and one of Common Crawl's lists of paths for the files that it lists, which must
+    be there."""
     glob: list[str] = []
-    """Patterns below the folder `path`, such as `**/*.md`: only the files that match one are read."""
+    """Patterns below the folder `path`, such as `**/*.md`: only files that match one are read."""
     format: Literal["auto", "jsonl", "text", "wikiextractor", "csv", "parquet", "arrow", "warc"] = "auto"
-    """Format of the files. auto: what content and name of each file say; a file where they differ is an error."""
+    """Format of the files. auto: by content and name of each file; an error where they differ."""
     encoding: str = "utf-8"
-    """Encoding of text, CSV and JSON lines, such as latin-1 or cp1252. A byte-order mark of UTF-16 is recognised."""
+    """Encoding of text, CSV and JSON lines, such as cp1252. A mark of UTF-16 is recognised."""
     text_key: str = "text"
     """Key of the JSON objects, or name of the column, that holds the text."""
     skip_keys: list[str] = []
-    """Keys of the JSON objects, or columns, to leave out; the others travel with the document under `meta`."""
+    """Keys of the JSON objects, or columns, to leave out; the others are kept under `meta`."""
     name: str = ""
     """Written as `meta.source` into documents that have none; empty writes nothing."""
 

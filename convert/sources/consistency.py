@@ -1,8 +1,8 @@
-"""Check that a checkpoint's files belong together: one per rank, all of one save, none a copy of another's.
+"""Check that a checkpoint's files belong together: one per rank, all of one save, no copies.
 
-Optimizer files do not say which iteration they are of: one row of each tensor tells whether float32 weights are those
-that were rounded to the 16-bit ones beside them. Copies of a tensor on several ranks should be equal bit for bit: a run
-that has lost its synchronisation shows there first.
+Optimizer files do not record the iteration, so one row of each tensor tells whether the float32
+weights were rounded to the 16-bit weights of the model files. Copies of a tensor on several ranks
+should be equal bit for bit; a difference is the first sign of ranks that lost synchronisation.
 """
 
 import math
@@ -20,65 +20,60 @@ from convert.sources.source import Sharded, Source, row_bands, same_values
 from training.checkpoint.files import StoredTensor
 
 CURE = "copy every file of the save"
-_ROUNDING = 2.0**-6  # bfloat16 has 8 significant bits; one more for stochastic rounding, one to be sure
+_ROUNDING = 2.0**-6  # bfloat16 has 8 significant bits; a bit for stochastic rounding, and a bit of margin
 _SMALLEST = 1e-6  # float16 has few bits, or none, for weights below 6e-5
 
 Grid = list[list[Path]]
 """The files of one kind by row and column, such as pipeline stage and tensor rank."""
 
 
-def file_error(path: Path, problem: object) -> CheckpointError:
-    """One line that names the file."""
-    return CheckpointError(f"{path}: {problem}")
-
-
 def grid(paths: Iterable[Path], pattern: re.Pattern[str], *, sparse: bool = False) -> Grid:
     """The paths whose names match, by the numbers of the groups `row` and `column` (0 if absent).
 
-    Raises CheckpointError naming a file that is missing (in `sparse` rows whole ones may be) or twice there.
+    Raises CheckpointError naming a missing or a second file; `sparse`: rows may be missing.
     """
-    found: dict[tuple[int, int], Path] = {}
+    by_rank: dict[tuple[int, int], Path] = {}
     for path in sorted(paths):
         if match := pattern.fullmatch(path.name):
-            place = int(match["row"] or 0), int(match["column"] or 0)
-            if place in found:
-                raise file_error(path, f"is of the same rank as {found[place].name}; remove that of the other save")
-            found[place] = path
-    if not found:
+            rank = int(match["row"] or 0), int(match["column"] or 0)
+            if (other := by_rank.setdefault(rank, path)) != path:
+                raise CheckpointError(f"{path}: is of the same rank as {other.name}; remove that of the other save")
+    if not by_rank:
         return []
-    example = next(iter(found.values()))
-    rows, columns = sorted({row for row, _ in found}), range(1 + max(column for _, column in found))
+    example = next(iter(by_rank.values()))
+    rows, columns = sorted({row for row, _ in by_rank}), range(1 + max(column for _, column in by_rank))
     rows = rows if sparse else list(range(rows[-1] + 1))
     for row in rows:
         for column in columns:
-            if (row, column) not in found:
-                raise file_error(_sibling(example, pattern, row, column), f"missing; {CURE}")
-    return [[found[row, column] for column in columns] for row in rows]
+            if (row, column) not in by_rank:
+                raise CheckpointError(f"{_sibling(example, pattern, row, column)}: missing; {CURE}")
+    return [[by_rank[row, column] for column in columns] for row in rows]
 
 
 def check_count(
     files: Grid, pattern: re.Pattern[str], axis: Literal["row", "column"], expected: int | None, what: str
 ) -> None:
-    """Raises CheckpointError naming a file unless there are as many rows or columns as was recorded."""
+    """Raises CheckpointError naming a file unless there are `expected` rows or columns."""
     count = len(files) if axis == "row" else len(files[0])
-    row, column = (min(count, expected or 0), 0) if axis == "row" else (0, min(count, expected or 0))
-    if expected is not None and expected > count:
-        raise file_error(_sibling(files[0][0], pattern, row, column), f"missing of {expected} {what}; {CURE}")
-    if expected is not None and expected < count:
-        raise file_error(files[row][column], f"the save has {expected} {what}; remove this file of another save")
+    if expected in (None, count):
+        return
+    first = min(count, expected or 0)  # the first file that is missing, or too many
+    row, column = (first, 0) if axis == "row" else (0, first)
+    if first == count:
+        raise CheckpointError(f"{_sibling(files[0][0], pattern, row, column)}: missing of {expected} {what}; {CURE}")
+    raise CheckpointError(f"{files[row][column]}: the save has {expected} {what}; remove this file of another save")
 
 
 def check_alike(files: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
-    """Raises CheckpointError naming a file that differs from the first in values that all files of a save share."""
+    """Raises CheckpointError naming a file that differs in values that a save's files share."""
     first: tuple[Path, Mapping[str, Any]] | None = None
-    for path, said in files:
-        first = first or (path, said)
+    for path, values in files:
+        first = first or (path, values)
         for what, expected in first[1].items():
-            if said[what] != expected:
-                raise file_error(
-                    path,
-                    f"{what} is {said[what]}, but {expected} in {first[0]}; the files do not belong together: {CURE}, "
-                    "and of no other",
+            if values[what] != expected:
+                raise CheckpointError(
+                    f"{path}: {what} is {values[what]}, but {expected} in {first[0]}; the files do not belong "
+                    f"together: {CURE}, and of no other"
                 )
 
 
@@ -87,12 +82,14 @@ def iteration_of(folder: Path, recorded: int | None) -> int | None:
     named = re.fullmatch(r"(iter_|global_step)(\d+)", folder.name)
     if named and recorded not in (None, int(named[2])):
         name = f"{named[1]}{recorded:0{7 if named[1] == 'iter_' else 0}d}"
-        raise file_error(folder, f"its files are of iteration {recorded}; rename it to {name} if nothing is missing")
+        raise CheckpointError(
+            f"{folder}: its files are of iteration {recorded}; rename it to {name} if nothing is missing"
+        )
     return int(named[2]) if named else recorded
 
 
 def check_agreement(rounded: Mapping[str, Sharded], masters: Mapping[str, Sharded]) -> None:
-    """Raises CheckpointError if the middle row of a tensor, which is no padding, differs by more than rounding."""
+    """Raises CheckpointError if the middle row of a tensor differs by more than rounding."""
     cure = f"{CURE}; without *_optim_states.pt the latter are taken"
     for name in rounded.keys() & masters.keys():
         if rounded[name].shape != masters[name].shape:
@@ -110,7 +107,7 @@ def check_agreement(rounded: Mapping[str, Sharded], masters: Mapping[str, Sharde
 
 
 def check_distinct(parts: Iterable[StoredTensor]) -> None:
-    """Raises CheckpointError if two parts of the weights are equal and not constant: a rank's file was copied."""
+    """Raises CheckpointError if two parts are equal and not constant: a rank's file was copied."""
     seen: dict[tuple[float, ...], StoredTensor] = {}
     for part in parts:
         start = part.rows(0, 1 if len(part.shape) > 1 else min(part.shape[0], 4096)).read()
@@ -133,14 +130,14 @@ def _sibling(path: Path, pattern: re.Pattern[str], row: int, column: int) -> Pat
 
 
 @dataclass(frozen=True)
-class Replicas:
+class ReplicaComparison:
     """The result of comparing all copies."""
 
     compared: int = 0
     """Copies."""
     drifted: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
-    """By tensor and holder ("tensor rank 1"): the elements that differ from those that were used, in a bit at least,
-    and the largest difference; infinite or NaN if one of two values is."""
+    """By tensor and holder ("tensor rank 1"): the number of elements that differ from the tensor
+    that is used, and the largest difference, infinite or NaN if a value is."""
 
     def __str__(self) -> str:
         if not self.compared:
@@ -164,11 +161,8 @@ class Replicas:
         return {"compared": self.compared, "equal": self.compared - len(self.drifted), "drifted": drifted}
 
 
-def compare_replicas(source: Source) -> Replicas:
-    """Compare every copy of a tensor with the one that is used, a few rows at a time.
-
-    Raises CheckpointError for a copy of another shape.
-    """
+def compare_replicas(source: Source) -> ReplicaComparison:
+    """Compare every copy with its tensor; CheckpointError for a copy of another shape."""
     compared, drifted = 0, {}
     for name, tensor in source.tensors.items():
         for holder, copy in tensor.copies.items():
@@ -181,19 +175,19 @@ def compare_replicas(source: Source) -> Replicas:
             elements, largest = _difference(tensor, copy)
             if elements:
                 drifted[name, holder] = elements, largest
-    return Replicas(compared, drifted)
+    return ReplicaComparison(compared, drifted)
 
 
 def _difference(tensor: Sharded, copy: Sharded) -> tuple[int, float]:
-    """(number of elements that differ, largest absolute difference; NaN if that is not a number)."""
+    """The number of elements that differ in a bit, and the largest absolute difference."""
     count, largest = 0, 0.0
     for ours, theirs in zip(row_bands(tensor), row_bands(copy), strict=True):
         same_type = ours.dtype == theirs.dtype
         differs = _bits(ours) != _bits(theirs) if same_type else ours.double() != theirs.double()
         if bool(differs.any()):
             count += int(differs.sum())
-            found = float((ours[differs].double() - theirs[differs].double()).abs().max())
-            largest = found if math.isnan(found) or math.isnan(largest) else max(largest, found)
+            band = (ours[differs].double() - theirs[differs].double()).abs().max()
+            largest = float(torch.maximum(band, torch.tensor(largest, dtype=band.dtype)))  # NaN if one of them is
     return count, largest
 
 

@@ -1,8 +1,8 @@
-"""Folders of torch.distributed.checkpoint (DCP): `.metadata`, and records of tensors in `.distcp` files.
+"""Folders of torch.distributed.checkpoint (DCP): `.metadata`, and records in `.distcp` files.
 
-A record is an archive of torch.save inside a file; where its data begins is found without reading the data.
-For `.metadata`, PyTorch's own reader calls `pickle.load`, which runs whatever somebody put into the file. Here it is
-read as plain data and checked value by value.
+A record is an archive of torch.save inside a file; its tensors' data is located, not read.
+PyTorch's own reader calls `pickle.load` on `.metadata`, which runs whatever somebody put into the
+file. Here the file is read as plain data, and every value is checked.
 """
 
 import math
@@ -24,7 +24,7 @@ from training.checkpoint.files import StoredTensor
 
 T = TypeVar("T")
 Size = tuple[int, ...]
-# what files written by torch and megatron-core name; every class of it becomes a placeholder, and most are dropped
+# names in files of torch and megatron-core; each becomes a placeholder
 _NAMES = (
     "torch.distributed.checkpoint.",
     "torch.distributed._shard.sharded_tensor.metadata.",  # properties were here before torch 2.3
@@ -54,10 +54,9 @@ class Record(NamedTuple):
 
 
 def read_metadata(folder: Path) -> tuple[dict[str, DcpTensor], list[str], dict[tuple[str, Size], Record]]:
-    """The content of `.metadata`: tensors by key, keys of other objects, records by key and offset of the part.
+    """The content of `.metadata`: tensors by key, keys of objects, records by key and offset.
 
-    Raises CheckpointError if the file is missing or damaged, names a class that DCP does not write, or points outside
-    the folder.
+    CheckpointError if it is damaged, names a class that DCP does not write, or points elsewhere.
     """
     path = folder / ".metadata"
     with damage_named(path):
@@ -67,16 +66,18 @@ def read_metadata(folder: Path) -> tuple[dict[str, DcpTensor], list[str], dict[t
             raise CheckpointError(
                 f"{path}: names {error}, which no such file contains; nothing was executed, do not trust it"
             ) from None
-        found = _checked(plain.state_dict_metadata, dict)
-        tensors = {_checked(key, str): _tensor(value) for key, value in found.items() if _is_tensor(value)}
+        state = _checked(plain.state_dict_metadata, dict)
+        tensors = {_checked(key, str): _tensor(value) for key, value in state.items() if _is_tensor(value)}
         records = {
             (_checked(index.fqn, str), _size(getattr(index, "offset", None) or ())): _record(value)
             for index, value in _checked(plain.storage_data, dict).items()
         }
         places = sorted(records.values())
-        if any(one.file == other.file and one.offset + one.length > other.offset for one, other in pairwise(places)):
+        if any(
+            last.file == next_.file and last.offset + last.length > next_.offset for last, next_ in pairwise(places)
+        ):
             raise ValueError("two records at the same place")
-        return tensors, [_checked(key, str) for key in found if key not in tensors], records
+        return tensors, [_checked(key, str) for key in state if key not in tensors], records
 
 
 def _is_tensor(value: Any) -> bool:
@@ -120,10 +121,9 @@ def _size(value: Any) -> Size:
 
 
 class Dcp:
-    """The tensors of a folder by their keys; no file but `.metadata` has been read.
+    """The tensors of a folder by their keys; only `.metadata` has been read, see `read_metadata`.
 
-    Raises CheckpointError if that is missing, damaged or not to be trusted. Its methods raise CheckpointError naming
-    the tensor and the file if a part is missing, damaged, or overlaps another.
+    CheckpointError names the tensor and the file if a part is missing, damaged, or overlaps.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -135,23 +135,23 @@ class Dcp:
         self._checks: dict[Path, Callable[[], None]] = {}
 
     def sharded(self, key: str, shape: tuple[int, ...] | None = None) -> Sharded:
-        """A tensor as the blocks in the files; `shape` is its true one if its parts may be stored flat.
+        """A tensor as the blocks in the files; give its true `shape` if its parts may be flat.
 
-        Until 0.15 megatron-core flattened the parts of its distributed optimizer's tensors and cut them where ranks
-        end: a tensor has the shape [parts along each dimension of the true shape, elements of a part].
+        Until 0.15 megatron-core flattened the parts of its distributed optimizer and cut them where
+        ranks end: the shape is [parts along each dimension of the true shape, elements of a part].
         """
         *counts, size = stored_shape = self.shapes[key] or (0,)
         chunks = [Block(offset, self._stored(key, offset, size)) for offset, size in self._tensors[key].parts]
-        part = tuple(whole // max(parts, 1) for whole, parts in zip(shape or (), counts, strict=False))
+        cut = tuple(whole // max(count, 1) for whole, count in zip(shape or (), counts, strict=False))
         try:
-            if not shape or len(counts) != len(shape) or math.prod(part) != size:
+            if not shape or len(counts) != len(shape) or math.prod(cut) != size:
                 return Sharded(self.shapes[key], tuple(chunks))
             flat: dict[tuple[int, ...], list[Block]] = {}
             for (*at, start), stored in chunks:
                 piece = replace(stored, shape=(math.prod(stored.shape),))
-                flat.setdefault(tuple(map(mul, at, part)), []).append(Block((start,), piece))
-            parts = {offset: Sharded(stored_shape[-1:], tuple(pieces)).view(part) for offset, pieces in flat.items()}
-            return Sharded(shape, tuple(block for offset, one in parts.items() for block in one.moved(offset)))
+                flat.setdefault(tuple(map(mul, at, cut)), []).append(Block((start,), piece))
+            parts = {offset: Sharded(stored_shape[-1:], tuple(pieces)).view(cut) for offset, pieces in flat.items()}
+            return Sharded(shape, tuple(block for offset, part in parts.items() for block in part.moved(offset)))
         except CheckpointError as error:
             raise CheckpointError(f"{self.folder / '.metadata'}: tensor {key!r}: {error}") from None
 
@@ -188,7 +188,7 @@ class Dcp:
 
     @contextmanager
     def _metadata_named(self) -> Iterator[None]:
-        """Adds `.metadata` to an error: it says where records are, so it may be the damaged file."""
+        """Add `.metadata` to an error: the places are from there, so it may be the damaged file."""
         try:
             yield
         except CheckpointError as error:

@@ -1,110 +1,49 @@
-"""DeepSpeed's checkpoints of GPT-2: ZeRO 0 to 3, tensor ranks, pipeline modules; names of transformers or of Megatron.
+"""DeepSpeed's checkpoints: ZeRO 0 to 3, tensor ranks, pipelines; names of transformers or Megatron.
 
-    mp_rank_MM_model_states.pt                          ZeRO 0 to 2, one per model-parallel rank
-    zero_pp_rank_D_mp_rank_MM_model_states.pt           ZeRO 3, with empty weights
-    [bf16_]zero_pp_rank_D_mp_rank_MM_optim_states.pt    ZeRO 1 to 3, a partition of the float32 weights
-    layer_LL[-model_TT]-model_states.pt                 pipeline modules, one per layer and tensor rank TT
-
-D is the data rank. MM is the tensor rank; in a pipeline, stage x tensor ranks + tensor rank. The float32 weights of the
-optimizer files are preferred over the 16-bit weights of the model files.
+The float32 weights of the optimizer files are preferred over the 16-bit weights of the model files.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from common.errors import CheckpointError
 from common.tokenizer import Tokenizer
 from convert.arguments import Options
-from convert.megatron_args import check_ranks, read_args
-from convert.pt import fields, flatten, load_pt
-from convert.sources.consistency import (
-    CURE,
-    check_agreement,
-    check_alike,
-    check_count,
-    check_distinct,
-    file_error,
-    grid,
-    iteration_of,
-)
+from convert.megatron_args import read_args
+from convert.pt import fields, number_in
+from convert.sources.consistency import CURE, check_agreement, check_distinct, iteration_of
+from convert.sources.deepspeed_save import PATTERNS, Save, State, open_save, param_shapes, tensors_in
 from convert.sources.huggingface import recorded_in
-from convert.sources.names import Name, module_of, translate
+from convert.sources.names import Name, translate
 from convert.sources.ranks import architecture, join_ranks, join_stages, qkv_order, tie_head
-from convert.sources.source import Recorded, Sharded, Source, whole
-from convert.sources.zero import Partition, cut, number_in, read_partition
-from training.checkpoint.files import StoredTensor
+from convert.sources.source import Recorded, Sharded, Source
+from convert.sources.zero import cut
 from training.huggingface.config import CONFIG, read_raw_config
 from training.huggingface.tokenizer import read_tokenizer
 from training.moments import ADAMW
 from training.tensors import leaf_of
 
-State = Mapping[str, Any]
-"""The content of a model file."""
 Stages = Sequence[tuple[str, Sequence[Mapping[str, Sharded]]]]
 """Stages of a pipeline (or its modules): a name, and the tensors of each tensor rank by key."""
-_MODEL = re.compile(r"(?:zero_pp_rank_(?P<column>\d+)_)?mp_rank_(?P<row>\d+)_model_states\.pt")
-# before March 2021 without the underscore before optim
-_OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<column>\d+)_mp_rank_(?P<row>\d+)_?optim_states\.pt")
-_LAYER = re.compile(r"layer_(?P<row>\d+)(?:-model_(?P<column>\d+))?-model_states\.pt")
-_SAME = ("ds_version", "global_steps", "iteration", "dp_world_size", "mp_world_size")  # in all model files of a save
 _2019 = re.compile(r"(?:module\.)*transformer\.layers\.\d+\.attention\.query_key_value\.weight")
 _UNNAMED = {"fp32_groups", "fp32_groups_flat"}  # the float32 weights of a training without ZeRO
 
 
-@dataclass(frozen=True)
-class _Save:
-    """The files of one save; the lists are by model-parallel rank, then by data rank."""
-
-    models: Sequence[Sequence[State]]
-    """The content of the model files; of one data rank below ZeRO 3."""
-    partitions: Sequence[Sequence[Partition]]
-    layers: Mapping[int, Sequence[Mapping[str, Sharded]]]
-    """The tensors of the pipeline's modules: by number of the layer, then by tensor rank."""
-    files: Sequence[Path]
-    stage: int
-    """The ZeRO stage."""
-
-    @property
-    def state(self) -> State:
-        """The first model file; empty if there is none."""
-        return self.models[0][0] if self.models else {}
-
-    @property
-    def tensor_ranks(self) -> int:
-        """Ranks over which each matrix is split."""
-        return len(next(iter(self.layers.values()))) if self.layers else len(self.models)
-
-    @property
-    def pipeline(self) -> int:
-        """Stages of the pipeline; 0 without model files."""
-        return len(self.models) // self.tensor_ranks
-
-    @property
-    def layout(self) -> str:
-        """The layout in words."""
-        if self.partitions:
-            zero = f"ZeRO {self.stage} over {len(self.partitions[0])} data ranks"
-        else:
-            zero = "ZeRO without its optimizer files" if self.state.get("param_shapes") else "ZeRO 0"
-        pipeline = f", pipeline {self.pipeline} in {len(self.layers)} layer files" if self.layers else ""
-        return f"{zero}{pipeline}, tensor {self.tensor_ranks}"
-
-
 def matches(folder: Path) -> bool:
     """Whether the folder has a file with one of DeepSpeed's names."""
-    return any(pattern.fullmatch(path.name) for path in folder.iterdir() for pattern in (_MODEL, _OPTIMIZER, _LAYER))
+    return any(pattern.fullmatch(path.name) for path in folder.iterdir() for pattern in PATTERNS)
 
 
 def open_folder(folder: Path, options: Options) -> Source:
-    """The checkpoint in a tag's folder. Raises CheckpointError with one line that names the file and the cure."""
-    save = _open(folder)
+    """The checkpoint in a tag's folder. Raises CheckpointError naming the file and the cure."""
+    save = open_save(folder)
     state, shards, model_weights = save.state, save.tensor_ranks, _model_weights(save)
     optimizer_weights, notes = _optimizer_weights(save)
-    if save.stage == 3 and not optimizer_weights:
-        raise file_error(folder, f"ZeRO 3 without float32 weights in *_optim_states.pt; {CURE}")
     master_weights = optimizer_weights.get("", ())
+    if save.stage == 3 and not master_weights:
+        raise CheckpointError(f"{folder}: ZeRO 3 without float32 weights in *_optim_states.pt; {CURE}")
     keys = (key for _, ranks in (*model_weights, *master_weights) for rank in ranks for key in rank)
     names = translate(keys, fields(state.get("shared_params")))  # none below ZeRO 1
     megatron = not any(name.family == "transformers" for name in names.values() if name.layer is not None)
@@ -117,21 +56,20 @@ def open_folder(folder: Path, options: Options) -> Source:
     tensors |= masters
     if masters and (frozen := len(tensors) - len(masters)):
         assumed += (
-            f"{frozen} tensors were not trained and have no float32 weights; those of the model files are taken",
+            f"{frozen} tensors were not trained and have no float32 weights; the model files' weights are used",
         )
     first = save.partitions[0][0] if save.partitions else None
     deepspeed_version = state.get("ds_version") or (first and first.version)
     types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
-    is_2019 = any(map(_2019.fullmatch, names))
     args = fields(state.get("args"))
-    qkv_version = 0 if not megatron else number_in(state.get("checkpoint_version", args.get("checkpoint_version")))
+    qkv_version = number_in(state.get("checkpoint_version"), args.get("checkpoint_version")) if megatron else 0
     iteration, samples = _progress(folder, state)
     return Source(
         path=folder,
         layout=f"DeepSpeed {deepspeed_version or 'of unknown version'}, {save.layout}, names of "
         f"{'Megatron' if megatron else 'transformers'}, {' and '.join(types)} {'masters' if masters else 'weights'}",
         model=model,
-        qkv=qkv_order(qkv_version, options, shards, default=0 if is_2019 else None),
+        qkv=qkv_order(qkv_version, options, shards, default=0 if any(map(_2019.fullmatch, names)) else None),
         tensors=tensors,
         files=tuple(save.files),
         conv1d=conv1d,
@@ -150,102 +88,29 @@ def open_folder(folder: Path, options: Options) -> Source:
     )
 
 
-def _open(folder: Path) -> _Save:
-    """Open every file. Raises CheckpointError naming one that is missing, damaged or of another save."""
-    model_files, optimizer_files, layer_files = (
-        grid(folder.iterdir(), kind, sparse=kind is _LAYER) for kind in (_MODEL, _OPTIMIZER, _LAYER)
-    )
-    if not model_files and (optimizer_files or not layer_files):
-        raise file_error(folder / "mp_rank_00_model_states.pt", f"missing; {CURE}")
-    states = {path: _open_state(path) for row in model_files for path in row}
-    models = [[states[path] for path in row] for row in model_files]
-    partitions = [[read_partition(path) for path in row] for row in optimizer_files]
-    stage = partitions[0][0].stage if partitions else 3 if models and "zero_pp" in model_files[0][0].name else 0
-    check_alike(
-        (path, {"module": "module" in state} | {key: _plain(state.get(key)) for key in _SAME})
-        for path, state in states.items()
-    )
-    if models:
-        check_count(model_files, _MODEL, "row", number_in(models[0][0].get("mp_world_size")), "mp_rank files")
-    if partitions:
-        check_count(optimizer_files, _OPTIMIZER, "row", len(model_files), "mp_rank files")
-        check_count(optimizer_files, _OPTIMIZER, "column", partitions[0][0].ranks, "data ranks")
-        if stage == 3:
-            check_count(model_files, _MODEL, "column", len(optimizer_files[0]), "data ranks")
-        check_alike((one.path, one.shared) for row in partitions for one in row)
-    layers = {_number(row[0]): [dict(_tensors_in(_open_state(path))) for path in row] for row in layer_files}
-    for number in {module_of(key) for ranks in models for group in _param_shapes(ranks[0]) for key in group}:
-        if layers and number is not None and number not in layers:
-            raise file_error(folder / f"layer_{number:02d}-model_00-model_states.pt", f"missing; {CURE}")
-    files = [path for row in (*model_files, *optimizer_files, *layer_files) for path in row]
-    save = _Save(models, partitions, layers, files, stage)
-    rank_args = [
-        (path, fields(states[path].get("args")), (rank % save.tensor_ranks, rank // save.tensor_ranks))
-        for rank, row in enumerate(model_files)
-        for path in row
-    ]
-    check_ranks(rank_args, save.tensor_ranks, save.pipeline)
-    return save
-
-
-def _open_state(path: Path) -> State:
-    """The content of a file. Raises CheckpointError if it holds none."""
-    state = fields(load_pt(path))
-    ranks = fields(fields(state.get("ds_config")).get("tensor_parallel")).get("autotp_size")
-    if isinstance(ranks, int) and ranks > 1:
-        raise file_error(
-            path,
-            f"split over {ranks} ranks by DeepSpeed's AutoTP, whose order of rows is not recorded; save it with "
-            "engine.save_16bit_model, which joins the ranks",
-        )
-    if not state:
-        raise file_error(path, "holds no dict of values; copy it again from the run")
-    return state
-
-
-def _number(path: Path) -> int:
-    match = _LAYER.fullmatch(path.name)
-    assert match is not None
-    return int(match["row"])
-
-
-def _plain(value: Any) -> Any:
-    return number_in(value) if isinstance(value, StoredTensor) else value
-
-
-def _param_shapes(state: State) -> list[dict[str, tuple[int, ...]]]:
-    """The parameters that the optimizer had, with their shapes on one tensor rank, per group."""
-    return [{key: tuple(shape) for key, shape in fields(group).items()} for group in state.get("param_shapes") or ()]
-
-
-def _tensors_in(tree: Any) -> Iterator[tuple[str, Sharded]]:
-    """The tensors of a state dict by key, those of nested dicts (Megatron's) by keys joined with dots."""
-    return ((key, whole(value)) for key, value in flatten(tree) if isinstance(value, StoredTensor))
-
-
-def _model_weights(save: _Save) -> Stages:
+def _model_weights(save: Save) -> Stages:
     """The weights in model and layer files: 16-bit, or all of a run without float32 weights."""
     if save.layers:
         return [
             (f"layer_{number:02d}", [{f"{number}.{key}": tensor for key, tensor in rank.items()} for rank in ranks])
             for number, ranks in save.layers.items()
         ]
-    modules = [_tensors_in(states[0].get("module")) for states in save.models]
+    modules = [tensors_in(states[0].get("module")) for states in save.models]
     return [("", [{key: tensor for key, tensor in module if 0 not in tensor.shape} for module in modules])]  # ZeRO 3's
 
 
-def _optimizer_weights(save: _Save) -> tuple[dict[str, Stages], tuple[str, ...]]:
-    """The float32 weights ("") and Adam's moments, and notes; empty if the files do not name them."""
+def _optimizer_weights(save: Save) -> tuple[dict[str, Stages], tuple[str, ...]]:
+    """The float32 weights ("") and Adam's moments, empty if they have no names, and notes."""
     if not save.partitions:
         if save.state.get("param_shapes"):
-            return {}, ("no *_optim_states.pt, which hold the float32 weights: those of the model files are taken",)
+            return {}, ("no *_optim_states.pt, which hold the float32 weights: the model files' weights are used",)
         if fields(save.state.get("optimizer")).keys() & _UNNAMED:
-            return {}, ("without ZeRO the float32 weights have no names: those of the model files are taken",)
+            return {}, ("without ZeRO the float32 weights have no names: the model files' weights are used",)
         return {}, ()
     ranks = []
     for states, row in zip(save.models, save.partitions, strict=True):
-        if not (shapes := _param_shapes(states[0])) or not row[0].masters:
-            return {}, ("the optimizer files do not name the float32 weights: those of the model files are taken",)
+        if not (shapes := param_shapes(states[0])) or not row[0].masters:
+            return {}, ("the optimizer files do not name the float32 weights: the model files' weights are used",)
         check_distinct(partition.masters[0] for partition in row)
         ranks.append(cut(row, shapes))
     shards = save.tensor_ranks
@@ -272,7 +137,7 @@ def _is_conv1d(stages: Stages, names: Mapping[str, Name]) -> bool:
 
 
 def _join(stages: Stages, names: Mapping[str, Name], conv1d: bool) -> dict[str, Sharded]:
-    """The model's tensors from those of every stage and tensor rank. Raises CheckpointError if they do not fit."""
+    """The model's tensors, joined over tensor ranks and stages."""
     joined: list[tuple[str, dict[str, Sharded]]] = []
     for stage, ranks in stages:
         renamed = [{names[key].ours(): rank[key] for key in rank if key in names} for rank in ranks]
@@ -284,7 +149,7 @@ def _join(stages: Stages, names: Mapping[str, Name], conv1d: bool) -> dict[str, 
 
 
 def _read_recorded(folder: Path, state: State, options: Options, megatron: bool) -> tuple[Recorded, Tokenizer | None]:
-    """The recorded settings, and the tokenizer of transformers' Trainer, which writes a config.json."""
+    """The recorded settings, and the tokenizer, which transformers' Trainer writes."""
     if megatron:
         recorded = read_args(fields(state.get("args")), options)
         tokens = number_in(fields(state.get("universal_checkpoint_info")).get("original_vocab_size"))
@@ -297,13 +162,8 @@ def _read_recorded(folder: Path, state: State, options: Options, megatron: bool)
 
 def _progress(folder: Path, state: State) -> tuple[int | None, int | None]:
     """Iterations and consumed samples, None where they are not recorded."""
-    iteration = iteration_of(folder, _first_number(state.get("iteration"), state.get("global_steps")))
+    iteration = iteration_of(folder, number_in(state.get("iteration"), state.get("global_steps")))
     if iteration is None and (number := re.search(r"\d+$", folder.name)):
         iteration = int(number[0])
-    args = fields(state.get("args"))
-    samples = (state.get("consumed_train_samples"), args.get("consumed_train_samples"))
-    return iteration, _first_number(*samples, state.get("global_samples"))  # the last: steps x global batch size
-
-
-def _first_number(*values: Any) -> int | None:
-    return next((number for value in values if (number := number_in(value)) is not None), None)
+    samples = state.get("consumed_train_samples"), fields(state.get("args")).get("consumed_train_samples")
+    return iteration, number_in(*samples, state.get("global_samples"))  # the last: steps x global batch size

@@ -1,4 +1,4 @@
-"""Read a Hugging Face GPT-2 folder of any age: safetensors or pytorch_model.bin, sharded or not, any float type."""
+"""Read a Hugging Face folder of any age: safetensors or pytorch_model.bin, any float type."""
 
 import os
 from collections.abc import Mapping
@@ -38,22 +38,22 @@ _FACTS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version"
 
 
 def matches(folder: Path) -> bool:
-    """Whether it has a config.json, and is no DeepSpeed run of transformers' Trainer without weights of its own."""
-    weights = any((folder / name).is_file() for name in _WEIGHT_FILES)
-    return (folder / CONFIG).is_file() and (weights or not (folder / _POINTER).is_file())
+    """Whether it has a config.json, and weights, or else no DeepSpeed checkpoint of the Trainer."""
+    has_weights = any((folder / name).is_file() for name in _WEIGHT_FILES)
+    return (folder / CONFIG).is_file() and (has_weights or not (folder / _POINTER).is_file())
 
 
 def open_folder(folder: Path, options: Options) -> Source:
     """The model in a folder. Raises CheckpointError for anything that is not a whole GPT-2."""
     config = read_raw_config(folder)
     files, stored = open_weights(folder, _read_file, OLD_WEIGHTS)
-    found = by_our_names(stored)
+    weights = by_our_names(stored)
     tied = config.get("tie_word_embeddings", True)
-    if tied and HEAD in found and "wte.weight" not in found:  # safetensors' save_model keeps one name of two
-        found["wte.weight"] = found.pop(HEAD)
-    tensors, _ = tie_head(found, None)
+    if tied and HEAD in weights and "wte.weight" not in weights:  # safetensors' save_model keeps one name of two
+        weights["wte.weight"] = weights.pop(HEAD)
+    tensors, _ = tie_head(weights, None)
     recorded = recorded_in(config, options)
-    if tied or HEAD not in found:  # one that is the embedding may be stored, whatever is said
+    if tied or HEAD not in weights:  # an untied head may equal the embedding
         recorded.sizes["tied"] = f"{CONFIG}'s tie_word_embeddings", tied
     if tokens := token_count(folder):
         recorded = _with_tokens(recorded, tokens, options)
@@ -63,7 +63,7 @@ def open_folder(folder: Path, options: Options) -> Source:
         notes += (f"{rows - model.vocab_size} of the embedding's {rows} rows are padding and are left out",)
     if (folder / _POINTER).is_file():
         tag = (folder / _POINTER).read_text(errors="replace").strip()
-        notes += (f"{files[-1].name} is taken; for the DeepSpeed checkpoint give {folder / tag}",)
+        notes += (f"{files[-1].name} is used; for the DeepSpeed checkpoint give {folder / tag}",)
     types = " and ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.values()}))
     small = (CONFIG, GENERATION_CONFIG, origin.NAME, *origin.TOKENIZER_FILES)
     merged = origin.read_origin(folder) or origin.Origin()
@@ -118,10 +118,9 @@ def by_our_names(stored: Mapping[str, StoredTensor]) -> dict[str, Sharded]:
 
 
 def _with_tokens(recorded: Recorded, tokens: int, options: Options) -> Recorded:
-    """With the vocabulary of the tokenizer; CheckpointError if the flag leaves some of its tokens out."""
-    said = recorded.vocab_size
+    """With the tokenizer's vocabulary; CheckpointError if --vocab-size leaves tokens out."""
     if options.vocab_size is None:
-        return replace(recorded, vocab_size=min(said or tokens, tokens))
+        return replace(recorded, vocab_size=min(recorded.vocab_size or tokens, tokens))
     if options.vocab_size < tokens:
         raise CheckpointError(
             f"--vocab-size is {options.vocab_size}, but the tokenizer has {tokens} tokens; leave the flag out"
@@ -130,7 +129,7 @@ def _with_tokens(recorded: Recorded, tokens: int, options: Options) -> Recorded:
 
 
 def recorded_in(config: Mapping[str, Any], options: Options, place: str = CONFIG) -> Recorded:
-    """The settings in config.json, or another `place`, and the flags. CheckpointError if they contradict."""
+    """The settings in a config.json and the flags; CheckpointError if they contradict."""
     for flag, key, given in (
         ("--num-heads", "n_head", options.num_heads),
         ("--activation", "activation_function", options.activation),
@@ -138,20 +137,22 @@ def recorded_in(config: Mapping[str, Any], options: Options, place: str = CONFIG
         said = "gelu_new" if config.get(key) == "gelu_pytorch_tanh" else config.get(key)
         if given is not None and said not in (None, given):
             raise CheckpointError(f"{flag} is {given}, but {place} says {key} {config[key]}; leave the flag out")
-    sizes = {key: config[key] for key in ("n_layer", "n_embd", "n_positions") if config.get(key)}
-    n_inner = config.get("n_inner") or 4 * config.get("n_embd", 0)
+    sizes = {key: config.get(key) for key in ("n_layer", "n_embd", "n_positions")}
+    sizes["n_inner"] = config.get("n_inner") or 4 * config.get("n_embd", 0)
     dropouts = [config.get(key, 0.1) for key in DROPOUTS]
-    kept = f"of the dropout probabilities in {place}, {DROPOUTS[0]}'s {dropouts[0]} is kept for all"
+    activation, notes = config.get("activation_function"), list[str]()
+    if activation == "gelu":
+        notes.append(f"GELU is the erf form, as {place} says; GPT-2's is the tanh form")
+    if len(set(dropouts)) > 1:
+        notes.append(f"of the dropout probabilities in {place}, {DROPOUTS[0]}'s {dropouts[0]} is kept for all")
     return Recorded(
         n_head=options.num_heads or config.get("n_head"),
         vocab_size=options.vocab_size or config.get("vocab_size"),
-        sizes={
-            key: (f"{place}'s {key}", size) for key, size in (sizes | ({"n_inner": n_inner} if n_inner else {})).items()
-        },
+        sizes={key: (f"{place}'s {key}", size) for key, size in sizes.items() if size},
         constants={
-            "activation": config.get("activation_function") or options.activation or ACTIVATIONS[0],
+            "activation": activation or options.activation or ACTIVATIONS[0],
             "layer_norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
             "dropout": dropouts[0],
         },
-        notes=(kept,) if len(set(dropouts)) > 1 else (),
+        notes=tuple(notes),
     )

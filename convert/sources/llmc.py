@@ -1,11 +1,13 @@
-"""Read llm.c's model_*.bin: a header, then every tensor of all layers, PyTorch's matrices [out, in].
+"""Read llm.c's model_*.bin: a header, then every tensor of all layers, matrices [out, in].
 
     bytes  content
-    1024   256 int32: 20240326; version; positions; true vocabulary; layers; heads; width C; padded vocabulary; zeros
-    rest   wte [padded, C]; wpe [positions, C]; for all layers together ln_1's weights, ln_1's biases, and so on for
-           c_attn, c_proj, ln_2, c_fc, c_proj; ln_f. Version 3: all float32; version 5: all bfloat16; little-endian
+    1024   256 int32: 20240326; version; positions; true vocabulary; layers; heads; width C;
+           padded vocabulary; zeros
+    rest   wte [padded, C]; wpe [positions, C]; for all layers together ln_1's weights, ln_1's
+           biases, and so on for c_attn, c_proj, ln_2, c_fc, c_proj; ln_f
 
-A run has one file per save, model_00019560.bin, and its optimizer's state in others.
+Version 3 is float32, version 5 bfloat16; all is little-endian. A run has a file per save, such as
+model_00019560.bin, and the optimizer's state in others.
 Source: train_gpt2.py and train_gpt2.cu of https://github.com/karpathy/llm.c
 """
 
@@ -47,7 +49,7 @@ def _header(file: Path) -> list[int]:
 
 
 def open_folder(path: Path, options: Options) -> Source:
-    """A file, or the newest save of a run. Raises CheckpointError for one that is cut off or of an unknown version."""
+    """A file, or the newest save of a run. CheckpointError if cut off or of an unknown version."""
     files = _models(path)
     if len(files) > 1 and not all(_SAVE.fullmatch(file.name) for file in files):
         raise CheckpointError(f"{path}: holds {', '.join(file.name for file in files)}; give one of these files")

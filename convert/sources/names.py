@@ -1,8 +1,8 @@
-"""Tensor names of Megatron (2019 to today), DeepSpeed and Hugging Face -> ours: Hugging Face's, no `transformer.`.
+"""Tensor names of Megatron, DeepSpeed and Hugging Face -> ours, Hugging Face's without a prefix.
 
-DeepSpeed's pipelines number their modules: `3.input_layernorm.weight` is a tensor of layer_03-model_*; blocks are
-consecutive, and the last norm (`8.weight`) comes after them. `tied_modules.embed.word_embeddings.weight` is in the
-first and the last stage.
+DeepSpeed's pipelines number their modules: `3.input_layernorm.weight` is a tensor of
+layer_03-model_*; blocks are consecutive, and the last norm (`8.weight`) comes after them.
+`tied_modules.embed.word_embeddings.weight` is in the first and the last stage.
 """
 
 import re
@@ -37,7 +37,7 @@ class Name(NamedTuple):
     leaf: str
     """`wte.weight`, or without the layer `mlp.c_fc.weight`."""
     layer: int | None
-    """The number in the name; None for embeddings, the last norm and tensors that stack all layers."""
+    """The number in the name; None for tensors outside the layers, or stacked ones."""
     family: Family
     stacked: bool = False
     """The first dimension is the layer."""
@@ -48,20 +48,20 @@ class Name(NamedTuple):
 
 
 def parse(key: str) -> Name | None:
-    """The tensor that a key of a checkpoint names; None for what is no weight. Raises KeyError for an unknown key."""
+    """The tensor that a key names; None if it is no weight. Raises KeyError for an unknown key."""
     if _IGNORED.search(key):
         return None
     bare = key
-    while found := _PREFIX.match(bare):
-        bare = bare[found.end() :]
+    while prefix := _PREFIX.match(bare):
+        bare = bare[prefix.end() :]
     if bare == "word_embeddings_for_head.weight":  # the last pipeline stage's copy
         return Name("wte.weight", None, "megatron")
     if bare in _TOP:
         return Name(_TOP[bare], None, "megatron")
     if bare in ROOT_LEAVES:
         return Name(bare, None, "transformers")
-    if found := _LAYER.fullmatch(bare):
-        group, number, rest = found.groups()
+    if match := _LAYER.fullmatch(bare):
+        group, number, rest = match.groups()
         layer = None if number is None else int(number)
         if group == "layers" and rest in _LAYERS:
             return Name(_LAYERS[rest], layer, "megatron", layer is None)
@@ -73,28 +73,28 @@ def parse(key: str) -> Name | None:
 def translate(keys: Iterable[str], shared: Mapping[str, str]) -> dict[str, Name]:
     """The tensors that DeepSpeed's keys name; a pipeline module's number becomes that of the layer.
 
-    `shared` are the second names of parameters with the first ones; a tied embedding's or head's is left out. Raises
-    CheckpointError for an unknown key, or if names of both families are there.
+    `shared` has the first name of a parameter by its second one; the second one of a tied embedding
+    or head is left out. Raises CheckpointError for an unknown key, or for names of both families.
     """
-    found: dict[str, Name] = {}
+    names: dict[str, Name] = {}
     for key in dict.fromkeys(keys):
         name = _parse_module(key)
         if name is None or (key in shared and name.leaf in ("wte.weight", HEAD)):
             continue
         if name.leaf == HEAD and key in shared.values():
             name = name._replace(leaf="wte.weight")  # the head came first, and the embedding is its second name
-        found[key] = name
-    if len({name.family for name in found.values() if name.layer is not None}) > 1:
+        names[key] = name
+    if len({name.family for name in names.values() if name.layer is not None}) > 1:
         raise CheckpointError("names of Megatron beside names of transformers; remove the files of the other model")
     blocks = {
-        key: number for key, name in found.items() if name.layer is not None and (number := module_of(key)) is not None
+        key: number for key, name in names.items() if name.layer is not None and (number := module_of(key)) is not None
     }
     first = min(blocks.values(), default=0)
-    return found | {key: found[key]._replace(layer=number - first) for key, number in blocks.items()}
+    return names | {key: names[key]._replace(layer=number - first) for key, number in blocks.items()}
 
 
 def _parse_module(key: str) -> Name | None:
-    """The tensor that a key names; None for what is no weight. Raises CheckpointError for an unknown key."""
+    """`parse`, also for a key of a pipeline's module. Raises CheckpointError for an unknown key."""
     module = _MODULE.fullmatch(key)
     rest = module[2] if module else key
     if module and (norm := _MODULE_NORM.fullmatch(rest)):

@@ -1,12 +1,13 @@
-"""Read nanoGPT's ckpt.pt: PyTorch's matrices [out, in] under names of transformers, in a dict with its settings.
+"""Read nanoGPT's ckpt.pt: matrices [out, in] under names of transformers, beside the settings.
 
-    {"model": {"transformer.wte.weight": …, "_orig_mod.transformer.h.0.…": …}, "model_args": {"n_layer": 12, …},
-     "iter_num": 600000, "optimizer": …, "config": …}
+    {"model": {"transformer.wte.weight": …, "_orig_mod.transformer.h.0.…": …},
+     "model_args": {"n_layer": 12, …}, "iter_num": 600000, "optimizer": …, "config": …}
 
-With `bias` False in model_args, linear layers and norms have no biases; GPT-2 has, and zeros compute the same.
-Source: train.py and model.py of https://github.com/karpathy/nanoGPT
+With `bias` False in model_args, linear layers and norms have no biases; GPT-2 has, and zeros
+compute the same. Source: train.py and model.py of https://github.com/karpathy/nanoGPT
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ from training.huggingface.config import DROPOUTS
 from training.tensors import leaf_of
 
 _FILE = "ckpt.pt"
-_ZEROS = Path("/dev/zero")  # a file of as many zeros as are read
+_ZEROS = Path("/dev/zero")  # biases are read from here
 _SIZES = {"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "block_size": "n_positions"}
-_GELU = "GELU is taken as the exact form, nanoGPT's since May 2023 (--activation gelu_new for an older training)"
+_GELU = (
+    "GELU is assumed to be the erf form, nanoGPT's since May 2023; GPT-2's is the tanh form "
+    "(--activation gelu_new for an older training)"
+)
 
 
 def matches(folder: Path) -> bool:
@@ -35,7 +39,7 @@ def matches(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, options: Options) -> Source:
-    """The model in ckpt.pt. Raises CheckpointError for anything that is not a whole GPT-2 of nanoGPT."""
+    """The model in ckpt.pt. CheckpointError for anything that is not a whole GPT-2 of nanoGPT."""
     path = folder / _FILE
     content = fields(load_pt(path))
     args, stored = fields(content.get("model_args")), fields(content.get("model"))
@@ -52,8 +56,8 @@ def open_folder(folder: Path, options: Options) -> Source:
                 tensors.setdefault(f"{name.removesuffix('weight')}bias", whole(zeros))
     config: dict[str, Any] = {theirs: size for ours, theirs in _SIZES.items() if (size := number(args, ours))}
     config |= dict.fromkeys(DROPOUTS, real(args, 0.0, "dropout"))
-    config["activation_function"] = options.activation or "gelu"
-    model, notes = architecture(tensors, recorded_in(config, options, "model_args"))
+    decided = replace(options, activation=options.activation or "gelu")
+    model, notes = architecture(tensors, recorded_in(config, decided, "model_args"))
     return Source(
         path=folder,
         layout=f"nanoGPT, {model.n_layer} layers, {'without' if args.get('bias') is False else 'with'} biases",

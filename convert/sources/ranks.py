@@ -1,4 +1,4 @@
-"""From the tensors of tensor-parallel ranks and pipeline stages to whole tensors, and what they say about the model."""
+"""Join the tensors of tensor ranks and pipeline stages, and derive the model's sizes from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,16 +13,13 @@ from training.tensors import HEAD, Sizes, all_names, layer_of, leaf_of
 
 GPT2_VOCABULARY = 50257
 VOCABULARY_STEP = 128
-"""Megatron's make_vocab_size_divisible_by: the embedding has a multiple of this times the tensor ranks."""
+"""Megatron's make_vocab_size_divisible_by: rows of the embedding per tensor rank."""
 _HEAD_SIZE = 64  # of every GPT-2 that OpenAI published, and of Megatron's 2019 recipes
 _MAX_RANKS = 128
 
 
 def join_ranks(ranks: Sequence[Mapping[str, Sharded]], conv1d: bool = False) -> dict[str, Sharded]:
-    """One pipeline stage's tensors from those of its tensor-parallel ranks, in order.
-
-    Raises CheckpointError if a rank lacks a tensor, or has it in another shape or type.
-    """
+    """A stage's tensors from those of its tensor ranks, in order. Raises CheckpointError."""
     names = ranks[0].keys()
     for number, rank in enumerate(ranks):
         for name in sorted(names ^ rank.keys()):
@@ -55,14 +52,11 @@ def join_ranks(ranks: Sequence[Mapping[str, Sharded]], conv1d: bool = False) -> 
 
 
 def join_stages(stages: Sequence[tuple[str, Mapping[str, Sharded]]]) -> dict[str, Sharded]:
-    """The model's tensors from those of its (named) pipeline stages; a second `wte.weight` becomes a copy.
-
-    Raises CheckpointError if a tensor is in two stages, or two stages have the same weights.
-    """
+    """The model's tensors from those of its pipeline stages; a second `wte.weight` is a copy."""
     check_distinct(
         block.tensor
         for _, tensors in stages
-        for matrix in [one for name, one in tensors.items() if name.endswith(f"{table.QKV}.weight")][:1]
+        for matrix in [matrix for name, matrix in tensors.items() if name.endswith(f"{table.QKV}.weight")][:1]
         for block in matrix.blocks
     )
     joined: dict[str, Sharded] = {}
@@ -78,9 +72,9 @@ def join_stages(stages: Sequence[tuple[str, Mapping[str, Sharded]]]) -> dict[str
 
 
 def tie_head(tensors: dict[str, Sharded], tied: bool | None) -> tuple[dict[str, Sharded], tuple[str, ...]]:
-    """The tensors with a tied head as a copy of `wte.weight`, and a note; `tied` is what is recorded.
+    """The tensors with a tied head as a copy of `wte.weight`, and a note; `tied`: as recorded.
 
-    The last pipeline stage of Megatron-core has the tied weight under the head's name.
+    In Megatron-core the last pipeline stage has the tied weight under the head's name.
     """
     head, wte = tensors.get(HEAD), tensors.get("wte.weight")
     if wte is None or head is None or tied is False:
@@ -94,7 +88,7 @@ def tie_head(tensors: dict[str, Sharded], tied: bool | None) -> tuple[dict[str, 
 def qkv_order(
     recorded: Any, options: Options, shards: int, *, default: int | None = None, what: str = "checkpoint_version"
 ) -> QKV:
-    """The order of the qkv rows. Raises CheckpointError if neither the checkpoint nor the options say it."""
+    """The order of the qkv rows; `what` names the recorded version. Raises CheckpointError."""
     given = options.qkv_version
     for name, version in ((what, recorded), ("--qkv-version", given)):
         if version is not None and version not in range(4):
@@ -125,7 +119,7 @@ def architecture(
 ) -> tuple[Architecture, tuple[str, ...]]:
     """Sizes from shapes, constants from what is recorded, and notes about what was assumed.
 
-    Raises CheckpointError if the tensors are no complete GPT-2, or not the one that is recorded.
+    CheckpointError if the tensors are no complete GPT-2, or contradict what is recorded.
     """
     n_layer = check_complete(tensors)
     rows, n_embd = tensors["wte.weight"].shape
@@ -169,10 +163,7 @@ def architecture(
 
 
 def true_vocabulary(rows: int, recorded: int | None) -> tuple[int, tuple[str, ...]]:
-    """The number of `rows` that are tokens, and a note; `recorded` is the source's own number, if it has one.
-
-    Raises CheckpointError if there are fewer rows than recorded.
-    """
+    """The number of `rows` that are tokens, and a note. CheckpointError if `recorded` is more."""
     if recorded is not None and recorded > rows:
         raise CheckpointError(
             f"--vocab-size, or vocab_size as recorded, is {recorded}, but the embedding has {rows} rows"

@@ -1,11 +1,12 @@
 """Megatron-core's `torch_dist` checkpoints, its default since 2024.
 
-iter_0000100/  .metadata, __RANK_N.distcp   tensors of the whole model (torch.distributed.checkpoint)
-               metadata.json                {"sharded_backend": "torch_dist", …}
-               common.pt                    args, iteration, step; from core 0.19 an object among the tensors
+    .metadata, __RANK_N.distcp   tensors of the whole model (torch.distributed.checkpoint)
+    metadata.json                {"sharded_backend": "torch_dist", …}
+    common.pt                    args, iteration, step; since core 0.19 an object of .metadata
 
-Keys are those of the model, bare or under `model.` or `module.`. Layers are stacked along a leading dimension, or
-numbered. Masters and moments lie under `optimizer.state.`, unless the optimizer was saved in flat buffers.
+Keys are those of the model, bare or under `model.` or `module.`. Layers are stacked along a leading
+dimension, or numbered. Masters and moments lie under `optimizer.state.`, unless the optimizer was
+saved in flat buffers.
 """
 
 import re
@@ -17,13 +18,12 @@ from common.errors import CheckpointError, InputError
 from common.files import read_json
 from convert.arguments import Options
 from convert.megatron_args import json_args, number, read_args
-from convert.pt import fields, load_pt
-from convert.sources.consistency import file_error, iteration_of
+from convert.pt import fields, load_pt, number_in
+from convert.sources.consistency import iteration_of
 from convert.sources.dcp import Dcp
 from convert.sources.names import Name, parse
 from convert.sources.ranks import architecture, qkv_order
 from convert.sources.source import Sharded, Source
-from convert.sources.zero import number_in
 from training.moments import ADAMW, NAMES
 
 _COMMON = "common_state/"
@@ -40,16 +40,12 @@ def matches(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, options: Options) -> Source:
-    """The checkpoint in `folder`; reads `.metadata`, `common.pt` and the head of each record.
-
-    Raises CheckpointError in one line if files are missing or damaged, or if the model is no GPT-2.
-    """
+    """The checkpoint in `folder`; reads `.metadata`, `common.pt` and the head of each record."""
     backend = _backend(folder).get("sharded_backend", "torch_dist")
     if backend != "torch_dist":
-        raise file_error(
-            folder / "metadata.json",
-            f"saved by the backend {backend!r}; only torch_dist is read: load it with the Megatron-LM that wrote it, "
-            "and save it with --ckpt-format torch_dist",
+        raise CheckpointError(
+            f"{folder}/metadata.json: saved by the backend {backend!r}; only torch_dist is read: load it with the "
+            "Megatron-LM that wrote it, and save it with --ckpt-format torch_dist"
         )
     dcp = Dcp(folder)
     common = _read_common(dcp)
@@ -62,7 +58,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     shapes = {(name.leaf, name.layer): dcp.shapes[key] for key, name in kinds[""].items()}
     masters = _load(dcp, {key: name for kind in _MASTERS for key, name in kinds[kind].items()}, shapes)
     moments = {kind: _load(dcp, kinds[kind], shapes) for kind in ADAMW}
-    used = {name: one for name, one in masters.items() if name in weights and one.shape == weights[name].shape}
+    used = {name: kept for name, kept in masters.items() if name in weights and kept.shape == weights[name].shape}
     tensors = weights | used
     if used:
         notes.append(f"weights are the optimizer's float32 masters ({len(used)} of {len(tensors)} tensors)")
@@ -70,7 +66,7 @@ def open_folder(folder: Path, options: Options) -> Source:
     step = _step(common)
     if any(moments.values()) and step is None:
         step = iteration
-        notes.append(f"the optimizer's step is not recorded: {iteration}, the iteration, is taken")
+        notes.append(f"the optimizer's step is not recorded: {iteration}, the iteration, is used")
     tensor, pipeline = (number(args, f"{kind}_model_parallel_size") for kind in ("tensor", "pipeline"))
     ranks = f", written by tensor {tensor} x pipeline {pipeline}" if pipeline else ""
     stacked = " (stacked)" if any(name.stacked for name in kinds[""].values()) else ""
@@ -105,7 +101,7 @@ def _backend(folder: Path) -> Mapping[str, Any]:
 
 
 def _read_common(dcp: Dcp) -> Mapping[str, Any]:
-    """The content that is not a tensor: args, iteration, the optimizer's step. Empty if there is none."""
+    """The content without tensors: args, iteration, the optimizer's step."""
     path = dcp.folder / "common.pt"
     if path.exists():
         return fields(load_pt(path))
@@ -117,16 +113,17 @@ def _read_common(dcp: Dcp) -> Mapping[str, Any]:
 
 
 def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:
-    """The keys of weights (""), moments and masters, and notes about what is left."""
+    """The keys of weights (""), moments and masters, and notes about what is left out."""
     kinds: dict[str, dict[str, Name]] = {kind: {} for kind in ("", *ADAMW, *_MASTERS)}
     flat, left = any("optimizer.distributed." in key for key in dcp.objects), set[str]()
     for key in dcp.shapes:
         kind, bare = "", key
-        if found := _OPTIMIZER.fullmatch(key):
-            if found[1] is None:
+        if match := _OPTIMIZER.fullmatch(key):
+            state, bare = match.groups()
+            if state is None:
                 flat = True
                 continue
-            kind, bare = NAMES.get(found[1], found[1]), found[2]
+            kind = NAMES.get(state, state)
             if kind not in kinds:
                 left.add(kind)
                 continue
@@ -135,38 +132,37 @@ def _sort_keys(dcp: Dcp) -> tuple[dict[str, dict[str, Name]], list[str]]:
         try:
             name = parse(bare)
         except KeyError:
-            raise file_error(dcp.folder / ".metadata", f"unknown tensor {key!r}: no GPT-2 has it") from None
+            raise CheckpointError(f"{dcp.folder}/.metadata: unknown tensor {key!r}: no GPT-2 has it") from None
         if name is not None:
             kinds[kind][key] = name
-    notes = ["optimizer state that is not stored per parameter (flat buffers) is left"] if flat else []
-    notes += [f"optimizer state {kind!r} is left: neither AdamW nor Muon has it" for kind in sorted(left)]
+    notes = ["optimizer state that is not stored per parameter (flat buffers) is left out"] if flat else []
+    notes += [f"optimizer state {kind!r} is left out: neither AdamW nor Muon has it" for kind in sorted(left)]
     return kinds, notes
 
 
 def _load(
     dcp: Dcp, keys: _Keys, shapes: Mapping[tuple[str, int | None], tuple[int, ...]] | None = None
 ) -> dict[str, Sharded]:
-    """The tensors of keys by our names, stacked ones as one per layer; `shapes` are those of the weights."""
+    """The tensors of keys by our names, stacked ones split; `shapes` are the weights' shapes."""
     tensors: dict[str, Sharded] = {}
     for key, name in keys.items():
         tensor = dcp.sharded(key, (shapes or {}).get((name.leaf, name.layer)))
+        named = {name.ours(): tensor}
         if name.stacked:
-            found = {f"h.{layer}.{name.leaf}": one for layer, one in enumerate(tensor.layers())}
-        else:
-            found = {name.ours(): tensor}
-        if twice := found.keys() & tensors.keys():
+            named = {f"h.{layer}.{name.leaf}": part for layer, part in enumerate(tensor.layers())}
+        if twice := named.keys() & tensors.keys():
             raise CheckpointError(f"tensor {key!r} is there twice, under another key as well: {min(twice)}")
-        tensors |= found
+        tensors |= named
     return tensors
 
 
 def _step(common: Mapping[str, Any]) -> int | None:
-    """The optimizer's steps, where its kinds keep them; of chained ones, by number, the first that counts them."""
+    """The optimizer's steps: the first count in it, or in its chained optimizers."""
     outer = fields(common.get("optimizer"))
-    found: list[Any] = []
+    counts: list[Any] = []
     for chained in [outer, *(fields(each) for key, each in outer.items() if isinstance(key, int))]:
         inner = fields(chained.get("optimizer")) or chained
         groups = inner.get("param_groups")
-        found.append(fields(inner.get("state")).get("common_step"))
-        found += [fields(group).get("step") for group in groups] if isinstance(groups, list) else []
-    return next((step for value in found if (step := number_in(value)) is not None), None)
+        counts.append(fields(inner.get("state")).get("common_step"))
+        counts += [fields(group).get("step") for group in groups] if isinstance(groups, list) else []
+    return number_in(*counts)

@@ -1,9 +1,9 @@
-"""Where ZeRO's flat partitions hold each parameter. Source: DeepSpeed, deepspeed/utils/zero_to_fp32.py.
+"""Where ZeRO's flat partitions hold each parameter. Source: deepspeed/utils/zero_to_fp32.py.
 
-Stages 1 and 2, per group of parameters: [p0 p1 p2 … alignment], cut into one equal partition per data rank
-Stage 3, per data rank: [its share of p0, of p1, …], a share is ceil(size / ranks) elements; groups follow each other
+    stages 1, 2    each group of parameters: [p0 p1 p2 … alignment], an equal part per data rank
+    stage 3        each data rank: [its share of p0, of p1, …], ceil(size / ranks) elements each
 
-A *_optim_states.pt holds one data rank's partition of the float32 weights and of both moments of Adam.
+A *_optim_states.pt holds a data rank's partition of the float32 weights and of Adam's moments.
 """
 
 import math
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError
-from convert.pt import Placeholder, enum_member, fields, load_pt
-from convert.sources.consistency import CURE, file_error
+from convert.pt import enum_member, fields, load_pt, number_in
+from convert.sources.consistency import CURE
 from convert.sources.source import Sharded, end_to_end
 from training.checkpoint.files import StoredTensor
 from training.moments import ADAMW
@@ -36,7 +36,7 @@ class Partition:
     ranks: int | None
     """Data ranks that share the parameters; None if the file does not say."""
     masters: tuple[StoredTensor, ...]
-    """Flat weights, float32 unless configured otherwise; empty if the file has none under a known name."""
+    """Flat weights, float32 unless configured otherwise."""
     moments: Mapping[str, tuple[StoredTensor, ...]]
     """`exp_avg` and `exp_avg_sq`, flat as the masters; empty for other optimizers than Adam."""
     step: int | None
@@ -58,47 +58,36 @@ class Partition:
 
 
 def read_partition(path: Path) -> Partition:
-    """Open a file; no tensor data but the step is read. Raises CheckpointError if it is no optimizer file."""
+    """Open a file; of its tensors only the step is read. CheckpointError if it is another file."""
     content = fields(load_pt(path))
     states = fields(content.get(_STATES))
     stage3 = _STAGE3 in states
-    flat = _list(states.get(_STAGE3 if stage3 else _STAGE12))
-    masters = _flat(flat)
-    if not states or len(masters) != len(flat):
-        raise file_error(path, f"has no {_STATES} with flat weights; copy the file again from the run")
+    groups = _list(states.get(_STAGE3 if stage3 else _STAGE12))
+    masters = _flat(groups)
+    if not states or len(masters) != len(groups):
+        raise CheckpointError(f"{path}: has no {_STATES} with flat weights; copy the file again from the run")
     base = states.get(_STATES if stage3 else "base_optimizer_state")
-    groups = base if isinstance(base, list) else list(fields(fields(base).get("state")).values())
-    moments = {kind: _flat([fields(group).get(kind) for group in groups]) for kind in ADAMW}
+    adam = base if isinstance(base, list) else list(fields(fields(base).get("state")).values())
+    moments = {kind: _flat([fields(state).get(kind) for state in adam]) for kind in ADAMW}
     # Adam's steps: in each tensor's state, or in the options of its group, or beside them
-    options = _list(fields(base).get("param_groups"))
-    steps = [*groups, *options, {"step": states.get("base_optimizer_state_step")}]
-    numbers = [number_in(count) for count in _list(states.get("partition_count")) or [states.get("partition_count")]]
+    steps = (fields(place).get("step") for place in (*adam, *_list(fields(base).get("param_groups"))))
+    stage, counts = states.get("zero_stage"), states.get("partition_count")
     return Partition(
         path=path,
-        stage=3 if stage3 else number_in(states.get("zero_stage")) or 1,  # BF16_Optimizer says none
-        ranks=max((number for number in numbers if number), default=None),
+        stage=3 if stage3 else _STAGES.get(enum_member(stage) or "") or number_in(stage) or 1,  # none: BF16_Optimizer
+        ranks=max(filter(None, map(number_in, _list(counts) or [counts])), default=None),
         masters=masters,
         moments=moments if all(len(flat) == len(masters) for flat in moments.values()) else {},
-        step=next((step for place in steps if (step := number_in(fields(place).get("step"))) is not None), None),
+        step=number_in(*steps, states.get("base_optimizer_state_step")),
         version=content.get("ds_version") or states.get("ds_version"),
         paddings=tuple(tuple(group) for group in _list(states.get("param_alignment_paddings"))),
     )
 
 
-def number_in(value: Any) -> int | None:
-    """An integer that is stored as itself, as a tensor, or as the member of an enumeration."""
-    if isinstance(value, Placeholder):
-        member = enum_member(value)
-        value = _STAGES.get(member) if member else next(iter(value.args), None)
-    if isinstance(value, StoredTensor):
-        value = value.read().item() if math.prod(value.shape) == 1 else None
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def cut(row: Sequence[Partition], shapes: Sequence[Shapes]) -> dict[str, dict[str, Sharded]]:
-    """A model-parallel rank's float32 weights ("") and both moments by name, from its data ranks' partitions in order.
+    """A model-parallel rank's float32 weights ("") and moments by name, from its partitions.
 
-    `shapes` is the model file's param_shapes: per group, the parameters in the order of the flat data.
+    `shapes` is the model file's param_shapes: the parameters of each group, in order.
     """
     flats = {"": [partition.masters for partition in row]}
     moments = {kind: [partition.moments.get(kind, ()) for partition in row] for kind in ADAMW}
@@ -107,7 +96,7 @@ def cut(row: Sequence[Partition], shapes: Sequence[Shapes]) -> dict[str, dict[st
     try:
         return {kind: _cut(row[0], shapes, ranks) for kind, ranks in flats.items()}
     except CheckpointError as error:
-        raise file_error(row[0].path, error) from None
+        raise CheckpointError(f"{row[0].path}: {error}") from None
 
 
 def _cut(first: Partition, shapes: Sequence[Shapes], ranks: Sequence[Sequence[StoredTensor]]) -> dict[str, Sharded]:
@@ -118,21 +107,21 @@ def _cut(first: Partition, shapes: Sequence[Shapes], ranks: Sequence[Sequence[St
         raise CheckpointError(
             f"{len(ranks[0])} groups of parameters, but {len(shapes)} in the model file's param_shapes; {CURE}"
         )
-    found: dict[str, Sharded] = {}
+    parameters: dict[str, Sharded] = {}
     for number, group in enumerate(shapes):
         paddings = first.paddings[number] if number < len(first.paddings) else ()
-        found |= cut_group(group, [flat[number] for flat in ranks], paddings)
-    return found
+        parameters |= cut_group(group, [flats[number] for flats in ranks], paddings)
+    return parameters
 
 
 def cut_group(shapes: Shapes, partitions: Sequence[StoredTensor], paddings: Sequence[int] = ()) -> dict[str, Sharded]:
-    """Stages 1 and 2: the parameters of one group, from its partitions in the order of the data ranks.
+    """Stages 1 and 2: the parameters of a group, from its partitions in order of the data ranks.
 
-    `paddings` are the elements after each parameter, if the writer aligned them. Raises CheckpointError if the
-    partitions do not hold exactly these parameters.
+    `paddings`: elements after each parameter. CheckpointError if the partitions hold other sizes.
     """
     paddings = paddings or [0] * len(shapes)
-    starts = [0, *accumulate(math.prod(shape) + more for shape, more in zip(shapes.values(), paddings, strict=True))]
+    sizes = (math.prod(shape) + padding for shape, padding in zip(shapes.values(), paddings, strict=True))
+    starts = list(accumulate(sizes, initial=0))
     flat, alignment = end_to_end(partitions), 2 * len(partitions)
     # the group is padded to a multiple of the alignment; a writer may cut the padding off again
     if not starts[-1] <= flat.shape[0] <= -(-starts[-1] // alignment) * alignment:
@@ -144,11 +133,8 @@ def cut_group(shapes: Shapes, partitions: Sequence[StoredTensor], paddings: Sequ
 
 
 def cut_stage3(shapes: Shapes, partitions: Sequence[Sequence[StoredTensor]]) -> dict[str, Sharded]:
-    """Stage 3: the parameters of all groups, from `partitions[data rank][group]`.
-
-    Raises CheckpointError if the partitions do not hold exactly these parameters.
-    """
-    ranks, start, found = [end_to_end(groups) for groups in partitions], 0, dict[str, Sharded]()
+    """Stage 3: the parameters of all groups, from `partitions[data rank][group]`."""
+    ranks, start, parameters = [end_to_end(groups) for groups in partitions], 0, dict[str, Sharded]()
     expected = sum(-(-math.prod(shape) // len(ranks)) for shape in shapes.values())
     for rank in ranks:
         if rank.shape[0] != expected:
@@ -159,9 +145,9 @@ def cut_stage3(shapes: Shapes, partitions: Sequence[Sequence[StoredTensor]]) -> 
         shares = [
             rank.rows(start, start + max(0, min(share, size - number * share))) for number, rank in enumerate(ranks)
         ]
-        found[name] = end_to_end(block.tensor for one in shares for block in one.blocks).view(shape)
+        parameters[name] = end_to_end(block.tensor for held in shares for block in held.blocks).view(shape)
         start += share
-    return found
+    return parameters
 
 
 def _wrong_size(held: int, shapes: Shapes, ranks: int) -> CheckpointError:
@@ -173,7 +159,7 @@ def _wrong_size(held: int, shapes: Shapes, ranks: int) -> CheckpointError:
 
 
 def _flat(groups: Sequence[Any]) -> tuple[StoredTensor, ...]:
-    """The flat tensors of all groups; empty if one is none."""
+    """The flat tensors of all groups; empty if a group has another object."""
     flat = tuple(tensor for tensor in groups if isinstance(tensor, StoredTensor) and len(tensor.shape) == 1)
     return flat if len(flat) == len(groups) else ()
 

@@ -1,7 +1,8 @@
 """Write a source as the file of llama.cpp, GGUF, for its architecture `gpt2`.
 
-Matrices are [out, in], qkv rows [(q, k, v), head, dim]; without `output.weight` the head is the embedding. Vectors and
-positions are float32, as in llama.cpp's own converter, convert_hf_to_gguf.py. The format: docs/gguf.md of ggml.
+Matrices are [out, in], qkv rows [(q, k, v), head, dim]; without `output.weight` the head is the
+embedding. Vectors and positions are float32, as in llama.cpp's own converter,
+convert_hf_to_gguf.py. The format: docs/gguf.md of ggml.
 """
 
 import math
@@ -24,12 +25,9 @@ _F32, _F16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
 _FORMS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
 
 
-def write(source: Source, path: Path, dtype: str) -> None:
-    """Write the file, a tensor at a time, matrices as `dtype`: f32, f16 or q8_0.
-
-    Raises InputError for what llama.cpp cannot load, CheckpointError if a value is too large, OSError naming the file.
-    """
-    vocabulary = _check(source, kind := gguf.GGMLQuantizationType[dtype.upper()])
+def write(source: Source, vocabulary: Vocabulary, path: Path, dtype: str) -> None:
+    """Write the file, matrices as `dtype`; CheckpointError if a value is too large."""
+    kind = gguf.GGMLQuantizationType[dtype.upper()]
     shapes = {name: leaf_of(name).shape(source.model.sizes) for name in written_shapes(source)}  # [out, in]
     kinds = {name: kind if len(shape) == 2 and name != "wpe.weight" else _F32 for name, shape in shapes.items()}
     writer = gguf.GGUFWriter(path, "gpt2")
@@ -52,9 +50,9 @@ def write(source: Source, path: Path, dtype: str) -> None:
         writer.close()
 
 
-def _check(source: Source, kind: gguf.GGMLQuantizationType) -> Vocabulary:
+def check(source: Source, dtype: str) -> Vocabulary:
     """The vocabulary. Raises InputError for what llama.cpp cannot load."""
-    model, (block, _) = source.model, gguf.GGML_QUANT_SIZES[kind]
+    model, (block, _) = source.model, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[dtype.upper()]]
     if model.activation == "gelu":
         raise InputError(
             f"{source.path}: its GELU is the erf form, and llama.cpp has only the tanh form for GPT-2; use transformers"
@@ -98,9 +96,11 @@ def _describe(writer: gguf.GGUFWriter, source: Source, vocabulary: Vocabulary) -
 
 
 def _chat_template(files: dict[str, Path]) -> str | None:
-    """The one that transformers takes: the file's, else that of tokenizer_config.json, of several the default."""
+    """The template that transformers takes; of several in tokenizer_config.json, the default."""
     if "chat_template.jinja" in files:
         return read_text(files["chat_template.jinja"])
     path = files.get("tokenizer_config.json")
-    found = read_json(path).get("chat_template") if path else None
-    return {one["name"]: one["template"] for one in found}.get("default") if isinstance(found, list) else found
+    template = read_json(path).get("chat_template") if path else None
+    if isinstance(template, list):
+        return {named["name"]: named["template"] for named in template}.get("default")
+    return template

@@ -2,13 +2,13 @@
 
     DIR/config.json               for transformers, vLLM and llama.cpp's converter
         generation_config.json    the tokens that begin, end and pad a text
-        model.safetensors         or model-00001-of-0000N.safetensors and model.safetensors.index.json
+        model.safetensors         or model-00001-of-0000N.safetensors and their index
         tokenizer.json vocab.json merges.txt tokenizer_config.json     if the tokenizer is known
         README.md merge_report.json training.json                      by convert.merge_mp
 
-Names are under `transformer.`, matrices are Conv1D's [in, out], qkv columns are [(q, k, v), head, dim], the head is
-written only if it is not tied. The order of tensors is the model's, so that equal weights give equal files whatever
-layout they come from.
+Names are under `transformer.`, matrices are Conv1D's [in, out], qkv columns are [(q, k, v), head,
+dim], the head is written only if it is not tied. The order of tensors is the model's, so that equal
+weights give equal files whatever layout they come from.
 """
 
 import math
@@ -49,8 +49,8 @@ def write_folder(
 ) -> Files:
     """Write all files but the report and training.json to `folder`, which exists and is empty.
 
-    `dtype` None keeps the source's type, bit for bit. `progress` is called with the number of bytes after each tensor.
-    Raises OSError naming the file if the disk is full, CheckpointError if a value is too large for `dtype`.
+    `dtype` None keeps the source's type, bit for bit. `progress` is called with the number of bytes
+    after each tensor. Raises OSError for a full disk, CheckpointError if a value is too large.
     """
     dtype = dtype or widest_dtype(source)
     shapes = written_shapes(source)
@@ -87,7 +87,7 @@ def written_shapes(source: Source) -> dict[str, tuple[int, ...]]:
 
 
 def split_into_shards(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
-    """The names in each file, as transformers splits them: a tensor above the limit has a file of its own."""
+    """The names in each file, split as by transformers: a larger tensor has its own file."""
     shards: list[list[str]] = []
     current: list[str] = []
     used = 0
@@ -104,7 +104,7 @@ def split_into_shards(sizes: Mapping[str, int], limit: float) -> list[list[str]]
 
 
 def tokenizer_of(source: Source) -> Tokenizer | None:
-    """The source's tokenizer, or GPT-2's published one if it has none and the vocabulary has that size."""
+    """The source's tokenizer, or GPT-2's if it has none and the vocabulary has that size."""
     own = any(path.name in VOCABULARIES for path in source.tokenizer_files)
     if source.tokenizer is None and source.model.vocab_size == GPT2_VOCABULARY and not own:
         return Tokenizer()
@@ -112,10 +112,7 @@ def tokenizer_of(source: Source) -> Tokenizer | None:
 
 
 def check_tokenizer(source: Source) -> str:
-    """A note if a Hugging Face source has a tokenizer of another kind than GPT-2's.
-
-    Raises InputError naming a file of it that is damaged.
-    """
+    """A note if the tokenizer is of another kind than GPT-2's; InputError if it is damaged."""
     for path in source.tokenizer_files:
         try:
             if not path.is_file():
@@ -131,26 +128,24 @@ def check_tokenizer(source: Source) -> str:
 
 
 def _special_tokens(source: Source, *records: Mapping[str, Any]) -> dict[str, Any]:
-    """bos_token_id, eos_token_id and pad_token_id: the first that is recorded, else the tokenizer's end-of-text.
+    """SPECIAL_TOKENS: the first record that has each decides, else the tokenizer's end-of-text.
 
     A source that has a tokenizer_config.json names its padding token there, or has none.
     """
-    vocabulary = source.model.vocab_size
-    tokenizer = tokenizer_of(source)
-    known = tokenizer is not None and vocabulary_size(tokenizer) is not None
-    end = tokenizer.end_of_text if tokenizer and known else vocabulary - 1 if vocabulary == GPT2_VOCABULARY else None
-    says_padding = any(path.name == "tokenizer_config.json" for path in source.tokenizer_files)
-    found: dict[str, Any] = dict.fromkeys(SPECIAL_TOKENS[: 2 if says_padding else 3], end)
+    vocabulary, tokenizer = source.model.vocab_size, tokenizer_of(source)
+    end = GPT2_VOCABULARY - 1 if vocabulary == GPT2_VOCABULARY else None
+    if tokenizer is not None and vocabulary_size(tokenizer) is not None:
+        end = tokenizer.end_of_text
+    names_padding = any(path.name == "tokenizer_config.json" for path in source.tokenizer_files)
+    tokens: dict[str, Any] = dict.fromkeys(SPECIAL_TOKENS[: 2 if names_padding else 3], end)
     for record in reversed(records):
-        for key in SPECIAL_TOKENS:
-            if _are_tokens(record.get(key), vocabulary):
-                found[key] = record[key]
-    return found
+        tokens |= {key: record[key] for key in SPECIAL_TOKENS if _are_tokens(record.get(key), vocabulary)}
+    return tokens
 
 
 def _are_tokens(ids: Any, vocab_size: int) -> bool:
-    """Whether it is an id of the vocabulary, or a list of some; a padded vocabulary's last id is not."""
-    return all(type(one) is int and 0 <= one < vocab_size for one in (ids if isinstance(ids, list) else [ids]))
+    """Whether `ids` is an id, or a list of ids, of the vocabulary without its padding."""
+    return all(type(each) is int and 0 <= each < vocab_size for each in (ids if isinstance(ids, list) else [ids]))
 
 
 def generation_config(source: Source) -> dict[str, Any]:
@@ -164,7 +159,7 @@ def generation_config(source: Source) -> dict[str, Any]:
 
 
 def _write_tokenizer(folder: Path, source: Source) -> None:
-    """Copy a Hugging Face source's own files; write those that are missing and can be made from its vocabulary."""
+    """Copy a Hugging Face source's own files; others are made from the vocabulary."""
     tokenizer = tokenizer_of(source)
     if tokenizer is not None and vocabulary_size(tokenizer) is not None:
         write_tokenizer(folder, tokenizer, source.model.n_positions)

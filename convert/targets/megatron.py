@@ -1,13 +1,13 @@
 """Write a source as Megatron-LM's `mp_rank_*` files, for the GPTModel of today.
 
     latest_checkpointed_iteration.txt             the iteration, or `release`
-    iter_0000100/mp_rank_TT/model_optim_rng.pt    one file per tensor rank (release/ without an iteration)
+    iter_0000100/mp_rank_TT/model_optim_rng.pt    per tensor rank (release/ without an iteration)
     iter_0000100/mp_rank_TT_PPP/…                 and per pipeline stage, if there are several
 
-A file holds args, checkpoint_version 3.0, iteration and model; each stage counts its layers from 0. Megatron-LM reads
-it with `--ckpt-format torch --transformer-impl local`. There is no optimizer and no random state: `--finetune`, or
-`--no-load-optim --no-load-rng`. Memory is that of `assemble`: each tensor is written to the files of all its ranks
-before the next one is read.
+A file holds args, checkpoint_version 3.0, iteration and model; each stage counts its layers from 0.
+Megatron-LM reads it with `--ckpt-format torch --transformer-impl local`. There is no optimizer and
+no random state: `--finetune`, or `--no-load-optim --no-load-rng`. Memory is that of `assemble`:
+each tensor is written to the files of all its ranks before the next one is read.
 """
 
 from argparse import Namespace
@@ -21,10 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from common.files import naming, write_text
 from convert.assemble import assemble
-from convert.megatron_args import args_of, check_split, padded_rows
+from convert.megatron_args import args_of, check_split
 from convert.pt import load_pt
 from convert.sources.source import Architecture, Source
 from training.checkpoint.files import StoredTensor
+from training.parallel.sizes import padded_vocab_size
 from training.tensors import HEAD, LAYER_LEAVES, ROOT_LEAVES, Leaf, leaf_of
 
 _FILE = "model_optim_rng.pt"
@@ -32,10 +33,7 @@ _PREFIXES = {"wte": "embedding.", "wpe": "embedding.", "ln_f": "decoder.", "lm_h
 
 
 def write_v3(source: Source, folder: Path, *, tp: int, pp: int) -> None:
-    """Write the run of a source to `folder`, which is empty, as Megatron-LM does since 2023.
-
-    Raises CheckpointError if the ranks do not divide the model; OSError naming the file if the disk is full.
-    """
+    """Write a run into the empty `folder`, as Megatron-LM does since 2023; see `begin_run`."""
     args = {**args_of(source, tp, pp), "world_size": tp * pp}
     content = {"checkpoint_version": 3.0, "iteration": source.iteration or 0}
     target = begin_run(source, folder, tp, pp)
@@ -58,7 +56,7 @@ def write_v3(source: Source, folder: Path, *, tp: int, pp: int) -> None:
 
 
 def begin_run(source: Source, folder: Path, tp: int, pp: int) -> Path:
-    """The folder, not made yet, for the only iteration of a run, which the run's pointer names.
+    """Write the run's pointer; returns the folder for its iteration, which is not made yet.
 
     Raises CheckpointError if the ranks do not divide the model.
     """
@@ -68,7 +66,7 @@ def begin_run(source: Source, folder: Path, tp: int, pp: int) -> Path:
 
 
 def key_of(leaf: Leaf, layer: str = "", *, folded: bool = False) -> str:
-    """Megatron-core's key; `layer` is `3.` in names that are not stacked, `folded` puts norms into linear layers."""
+    """Megatron-core's key; `layer`: `3.`, or empty in stacked names; `folded`: in linear layers."""
     prefix = _PREFIXES.get(leaf.module.name, f"decoder.layers.{layer}")
     stem = leaf.module.folded if folded else ""
     return f"{prefix}{stem or f'{leaf.module.core}.'}{leaf.kind}"
@@ -94,7 +92,8 @@ def _keys(model: Architecture, stage: int, stages: int) -> Iterator[tuple[str, s
 def _empty(source: Source, name: str, tp: int) -> Tensor:
     """A rank's part of a tensor, of the right shape and type, without memory."""
     leaf = leaf_of(name)
-    shape = list(leaf.shape(source.model.sizes._replace(vocabulary=padded_rows(source, tp))))
+    rows = padded_vocab_size(source.model.vocab_size, tp)
+    shape = list(leaf.shape(source.model.sizes._replace(vocabulary=rows)))
     if leaf.split is not None:
         shape[leaf.split] //= tp
     with FakeTensorMode():
@@ -102,19 +101,19 @@ def _empty(source: Source, name: str, tp: int) -> Tensor:
 
 
 def _reserve(path: Path, content: Mapping[str, Any], model: Mapping[str, Tensor]) -> Mapping[str, StoredTensor]:
-    """Save a file whose tensors are zeros that use no disk space; returns the places of their data."""
+    """Save a file of zeros that use no disk space; returns where the tensors' data is."""
     path.parent.mkdir(parents=True)
     with naming(path), path.open("xb") as file, torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save({**content, "model": dict(model)}, file)
-    found: Mapping[str, StoredTensor] = load_pt(path)["model"]
-    return found
+    places: Mapping[str, StoredTensor] = load_pt(path)["model"]
+    return places
 
 
 def _fill(stored: StoredTensor, tensor: Tensor, dim: int | None, rank: int) -> None:
     """Write a rank's part of a tensor where `stored` lies.
 
-    Rows of the embedding's padding repeat its last one, as in Megatron-LM's own converter: with zeros, these tokens
-    would have a logit of 0, which is more than those of most tokens of a trained GPT-2.
+    Padding rows of the embedding repeat its last row, as in Megatron-LM's own converter: zeros
+    would give these tokens a logit of 0, above that of most tokens of a trained GPT-2.
     """
     part = tensor
     if dim is not None:

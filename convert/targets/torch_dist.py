@@ -29,14 +29,16 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from convert.assemble import assemble
-from convert.megatron_args import args_of, padded_rows
+from convert.megatron_args import args_of
 from convert.sources.source import Architecture, Source
 from convert.targets.megatron import begin_run, key_of
 from training.checkpoint.files import HashedFile
+from training.parallel.sizes import padded_vocab_size
 from training.tensors import HEAD, LAYER_LEAVES, ROOT_LEAVES, VOCABULARY
 
 _FILE = 1 << 30  # bytes after which another file is begun: readers open several at a time
-# modules whose (empty) extra state a model asks for when it is loaded; the third exists with Transformer Engine alone
+# loading a model needs the (empty) extra state of these; the third exists only with Transformer
+# Engine
 _EXTRA_STATE = (
     "self_attention.linear_qkv",
     "self_attention.linear_proj",
@@ -47,14 +49,12 @@ _EXTRA_STATE = (
 
 
 def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
-    """Write `source` into the existing, empty `folder`, a tensor at a time.
+    """Write a run into the empty `folder`, a tensor at a time; see `begin_run`.
 
-    Tensors are those of the whole model and load in any layout: `tp` decides how many rows the vocabulary is padded
-    to, a multiple of 128 * tp, and both are recorded in args. Raises CheckpointError if the model cannot be split over
-    tp x pp ranks, and OSError if a file cannot be written.
+    The tensors are whole and load in any layout; `tp` decides the padding of the vocabulary.
     """
     model = source.model
-    recorded, rows = args_of(source, tp, pp, "torch_dist"), padded_rows(source, tp)
+    recorded, rows = args_of(source, tp, pp, "torch_dist"), padded_vocab_size(model.vocab_size, tp)
     target = begin_run(source, folder, tp, pp)
     target.mkdir()
     with _Writer(target) as writer:
@@ -63,15 +63,11 @@ def write(source: Source, folder: Path, *, tp: int, pp: int) -> None:
             if layer is not None:
                 shape, offset = (model.n_layer, *tensor.shape), (layer, *[0] * tensor.ndim)
                 writer.add(key, shape, offset, tensor[None])
-            elif ours in VOCABULARY:
-                shape = (rows, tensor.shape[1])
-                writer.add(key, shape, (0, 0), tensor)
-                if rows > len(tensor):
-                    # Megatron's own converter repeats the last row, too: zeros would give these tokens a logit of 0,
-                    # which is more than most tokens of a trained GPT-2 have
-                    writer.add(key, shape, (len(tensor), 0), tensor[-1:].repeat(rows - len(tensor), 1))
             else:
-                writer.add(key, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
+                shape = (rows if ours in VOCABULARY else len(tensor), *tensor.shape[1:])
+                writer.add(key, shape, (0,) * tensor.ndim, tensor)
+                if shape[0] > len(tensor):  # the last row again: see `convert.targets.megatron`
+                    writer.add(key, shape, (len(tensor), 0), tensor[-1:].repeat(shape[0] - len(tensor), 1))
         for layer in range(model.n_layer):
             for module in _EXTRA_STATE:
                 writer.add_object(f"decoder.layers.{module}._extra_state/shard_{layer}_{model.n_layer}", [None])

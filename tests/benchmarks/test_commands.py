@@ -105,9 +105,14 @@ def test_the_score_counts_word_4_grams_with_their_repetitions() -> None:
     assert overall([(1.0, 1.0), (None, 0.0)]) == pytest.approx((2 * 0.5 / 1.5, 1.0, 0.5))
 
 
-def test_predictions_are_within_their_mean_errors_of_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_steps_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(training.main, "planning") == 0
     output = capsys.readouterr().out
     assert output.count("| held out") == 21 and output.count("| calibration") == 5  # a row of each set's errors
     errors = {name: float(mean) for name, mean in re.findall(r"\| (calibration|held out) +\| \d+ +\| ([\d.]+)", output)}
     assert errors["calibration"] < 8.5 and errors["held out"] < 7.5
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines()]
+    published = [(row[1], int(row[7].removesuffix(" %"))) for row in rows if row[7:] and "%" in row[7]]
+    # PyTorch's own 124M is a quarter faster in the prediction: its script neither pads nor fuses what ours does
+    far = [run for run in published if abs(run[1]) > (26 if run[0] == "PyTorch" else 15)]
+    assert len(published) == 24 and not far

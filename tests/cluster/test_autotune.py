@@ -1,6 +1,7 @@
 """Layouts measured as jobs: of a fake Slurm, and on this machine."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,20 +12,26 @@ import pytest
 import submitit
 import yaml
 
-from cluster import TrainingJob
 from cluster.autotune import main
+from cluster.training_job import TrialJob
 from common.config import load_settings
 from tests.cluster.fake_slurm import FakeJob, FakeSlurm
+from tests.conftest import Command
 from tests.helpers import called
 from tests.training.helpers import write_config
 from training.planning.layout import Layout
 
 
-def submitted(job: FakeJob) -> TrainingJob:
+def submitted(job: FakeJob) -> TrialJob:
     """What the ranks of a job run."""
     pickle = Path(job.asked["output"]).with_name(f"{job.id}_submitted.pkl")
-    found: TrainingJob = submitit.helpers.DelayedSubmission.load(pickle).function
-    return found
+    trial: TrialJob = submitit.helpers.DelayedSubmission.load(pickle).function
+    return trial
+
+
+def figures(tokens_per_second: float | None) -> dict[str, float | None]:
+    sizes = dict.fromkeys(("parameters", "optimizer", "transient", "context", "memory"), 3e8)
+    return {**sizes, "step_seconds": 0.5, "tokens_per_second": tokens_per_second, "mfu": 0.25}
 
 
 class Site:
@@ -43,11 +50,11 @@ class Site:
         alive = [job for job in self.fake.jobs() if job.state in ("PENDING", "RUNNING")]
         self.clock += 3600
         for job in alive:
-            self.happens(job, Path(submitted(job).options[-1]))
+            self.happens(job, Path(submitted(job).output))
 
     def finish(self, job: FakeJob, output: Path) -> None:
         """A job measures as many tokens per second as its number says."""
-        output.write_text(json.dumps({"measured": {"memory": 3e8, "tokens_per_second": float(job.id)}}))
+        output.write_text(json.dumps({"measured": figures(float(job.id)), "predicted": figures(None)}))
         self.fake.change(job.id, state="COMPLETED")
 
     def tune(self, *arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -73,11 +80,11 @@ def test_the_fastest_of_the_best_predicted_layouts_is_written(tmp_path: Path, si
     assert done.returncode == 0, done.stderr
     jobs = site.fake.jobs()
     assert len(jobs) == 3 == len(site.results())
-    assert all(submitted(job).module == "training.probe" for job in jobs)
-    assert all(tuple(submitted(job).options[:3]) == ("--steps", "2", "--output") for job in jobs)
+    assert all(submitted(job).steps == 2 and not submitted(job).requeue for job in jobs)
     assert all((job.asked["time"], job.asked["ntasks-per-node"]) == ("7", "2") for job in jobs)
-    *_, third, _, last = done.stdout.splitlines()
-    assert third.split()[:2] == ["3", "1,002"] and "1,002" in last
+    assert "\n 3  1,002 tokens/s" in done.stdout and "\nfastest: " in done.stdout
+    rows = [re.split(" {2,}", line) for line in done.stdout.splitlines()]
+    assert ["tokens/s", "not predicted", "1,002", "-"] in rows and ["MFU", "25.0%", "25.0%", "+0.0 %"] in rows
     keys = yaml.safe_load((tmp_path / "best.yaml").read_text())["models"]["tiny"]
     raw = yaml.safe_load(site.config.read_text())
     raw["models"]["tiny"]["parallel"] = keys["parallel"]
@@ -108,3 +115,17 @@ def test_a_layout_that_fails_or_never_starts_is_reported_and_tried_again_next_ti
     site.happens = site.finish
     assert site.tune("--top", 3).returncode == 0 and len(site.fake.jobs()) == 5, "the two that failed"
     assert site.tune("--top", 3, "model.dropout=0").returncode == 0 and len(site.fake.jobs()) == 8, "another question"
+
+
+@pytest.mark.slow
+def test_a_given_layout_is_measured_on_this_machine(tmp_path: Path, command: Command) -> None:
+    config = write_config(tmp_path, {"n_layer": 1, "n_head": 2, "n_embd": 8, "seq_len": 8}, {"data": 2}, {})
+    options = ("--config", config, "--model", "tiny", "--steps", 2, "--given")
+    done = command("cluster.autotune", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the given layout on 2 x cpu" in done.stdout and "memory of the fullest process" in done.stdout
+    (path,) = (tmp_path / "autotune/tiny").glob("layout_*.json")
+    result = json.loads(path.read_text())
+    assert result["layout"]["data"] == 2 and result["measured"]["step_seconds"] > 0
+    done = command("cluster.autotune", *options, "parallel=auto")
+    assert done.returncode == 2 and "leave --given out" in done.stderr

@@ -12,7 +12,8 @@ from common.settings import CleanSettings
 from tests.conftest import ROOT
 from tests.helpers import assert_one_line_error, called, document, prose, read_shard, write_shard
 
-# Per step: arguments, options for a file, options for a folder. The folder `in` has two shards, `list` holds URLs.
+# Per step: arguments, options for a file, options for a folder. The folder `in` has two shards,
+# `list` holds URLs.
 STEPS = {
     "corpus.blacklist": ("--input list", "--output --rejects --stats", "--shards 2 --output-dir"),
     "corpus.clean": ("--input in", "--output --rejects --stats", ""),
@@ -144,7 +145,7 @@ def test_an_override_wins_over_the_file_and_the_file_over_the_default(folder: Pa
 
 
 def test_an_installed_copy_refuses_to_work_beside_another_one(folder: Path) -> None:
-    """Snakemake and console scripts run the installed copy, `python -m` that of the working folder."""
+    """Snakemake and console scripts run the installed copy, `python -m` the working folder's."""
     command = ("corpus.clean", "--input", "in", "--output", "o.jsonl.zst")
     for name in ("common/errors.py", "corpus/runner.py"):
         Path(name).parent.mkdir()

@@ -15,7 +15,7 @@ Made = Callable[..., Path]
 
 @pytest.fixture
 def made(once: Once, tmp_path: Path) -> Made:
-    """`made(layout, name)` is a copy, in `tmp_path`, of a checkpoint of Megatron-LM (a Layout) or DeepSpeed (a Run)."""
+    """`made(layout, name)`: a copy in `tmp_path` of a checkpoint of Megatron-LM or DeepSpeed."""
 
     def copy(layout: megatron_files.Layout | deepspeed_files.Run, name: str = "") -> Path:
         def build(folder: Path) -> None:

@@ -1,6 +1,7 @@
-"""Write DeepSpeed's files from the layout tables, without deepspeed and without the code that reads them.
+"""Write DeepSpeed's files from the layout tables, without deepspeed and our readers.
 
-Model files hold the weights rounded to bfloat16, optimizer files the float32 ones, so that a test sees which were read.
+Model files hold the weights rounded to bfloat16, optimizer files the float32 ones, so that a test
+sees which were read.
 """
 
 import enum
@@ -65,7 +66,7 @@ def write_tag(folder: Path, run: Run) -> Path:
 
 
 def write_layers(folder: Path, run: Run) -> None:
-    """layer_LL-model_TT-model_states.pt: module 1 is the embedding, 3 and up the blocks, then a gap and the norm."""
+    """Layer files: module 1 is the embedding, 3 and up are the blocks, then a gap, and the norm."""
     for rank, tensors in enumerate(split(run)):
         modules: defaultdict[int, Tensors] = defaultdict(dict)
         for name, tensor in tensors.items():
@@ -85,7 +86,7 @@ def rank_tensors(run: Run) -> list[list[Tensors]]:
 
 
 def _of_stage(tensors: Tensors, stage: int, run: Run) -> Tensors:
-    """The tied embedding is in the first and in the last stage, and so are its positions, there not trained."""
+    """Both embeddings are in the first and last stage; the last one's positions are not trained."""
     per_stage, last, kept = run.model.n_layer // run.pipeline, run.pipeline - 1, {}
     for name, tensor in tensors.items():
         homes = {0, last} if name in ("wte.weight", "wpe.weight") else {last}
@@ -105,7 +106,7 @@ def key_of(name: str, run: Run) -> str:
 
 
 def pipeline_key(name: str, n_layer: int) -> str:
-    """The key of a tensor in a pipeline module: that of the module by number, of the tied one by name."""
+    """The key of a tensor in a pipeline: modules by number, the tied module by name."""
     if name in ("wte.weight", "wpe.weight"):
         return f"tied_modules.embed.{'word' if name == 'wte.weight' else 'position'}_embeddings.weight"
     if name.startswith("ln_f"):
@@ -115,7 +116,7 @@ def pipeline_key(name: str, n_layer: int) -> str:
 
 
 def split(run: Run) -> list[Tensors]:
-    """Our names, the run's layout: Megatron's shards; for transformers [in, out], and no padded vocabulary."""
+    """Our names in the run's layout: Megatron's shards, or transformers' [in, out]."""
     layout = Layout(version=run.version if run.megatron else 0, tensor=run.tensor, model=run.model)
     return [
         {name: _shard(name, whole, layout, rank, run) for name, whole in truth(run.model).items()}
@@ -131,7 +132,7 @@ def _shard(name: str, whole: Tensor, layout: Layout, rank: int, run: Run) -> Ten
 
 
 def partition(tensors: Sequence[Tensor], stage: int, ranks: int, lean: bool = True) -> list[Tensor]:
-    """One group's flat partitions. Stages 1 and 2: equal parts of the padded whole; `lean`: padding cut off."""
+    """A group's flat partitions; in stages 1 and 2 `lean` cuts the padding off."""
     if stage == 3:
         shares = [_padded(tensor, -tensor.numel() % ranks).chunk(ranks) for tensor in tensors]
         return [torch.cat([share[rank] for share in shares]) for rank in range(ranks)]
@@ -235,7 +236,7 @@ ZeroStageEnum.__module__ = "deepspeed.runtime.zero.config"
 
 @contextmanager
 def deepspeed_classes() -> Iterator[None]:
-    """The module of DeepSpeed's class exists while a file is saved; pickle imports the packages, too."""
+    """The module of DeepSpeed's class, and its packages, exist while a file is saved."""
     parts = ZeroStageEnum.__module__.split(".")
     modules = {name: types.ModuleType(name) for name in (".".join(parts[:end]) for end in range(1, len(parts) + 1))}
     modules[ZeroStageEnum.__module__].ZeroStageEnum = ZeroStageEnum  # type: ignore[attr-defined]

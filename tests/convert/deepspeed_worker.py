@@ -1,4 +1,4 @@
-"""Train tiny models with DeepSpeed on CPU and save them with what the engine says its float32 weights are.
+"""Train tiny models with DeepSpeed on CPU; saves them, and the engine's float32 weights.
 
 DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 tests/convert/deepspeed_worker.py FOLDER
 """

@@ -57,7 +57,7 @@ def source_of(weights: Mapping[str, Tensor], model: Architecture = SMALL, tensor
 
 
 def as_conv1d(weights: Mapping[str, Tensor], model: Architecture = SMALL, **changes: Any) -> Source:
-    """A source of the same weights as Hugging Face lays them out: [in, out], c_attn as [(q, k, v), head, dim]."""
+    """A source of weights in Hugging Face's layout: [in, out], c_attn [(q, k, v), head, dim]."""
     turned: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if ".attn.c_attn." in name:
@@ -67,7 +67,7 @@ def as_conv1d(weights: Mapping[str, Tensor], model: Architecture = SMALL, **chan
 
 
 def in_blocks(tensor: Tensor, *counts: int) -> Sharded:
-    """A tensor of which each dimension is cut into so many parts, or as many as it has; the last block comes first."""
+    """A tensor with each dimension cut into `counts` parts or less; the last block comes first."""
     cuts = [range(size)[:: -(-size // count)] for size, count in zip(tensor.shape, counts, strict=False)]
     blocks = []
     for offset in product(*cuts):
@@ -88,7 +88,7 @@ def merged(source: Source, moment: str = "") -> dict[str, Tensor]:
 
 
 def refused(folder: Path, *parts: str, **options: Any) -> None:
-    """Opening raises an error of one line, which names the folder and has all `parts`, such as a file or a key."""
+    """Opening raises an error of one line that names the folder and has all `parts`."""
     with pytest.raises(CheckpointError) as caught:
         open_source(folder, Options(**options))
     message = str(caught.value)
@@ -107,7 +107,7 @@ def exchange(one: Path, other: Path) -> None:
 def write_pretrained(
     folder: Path, weights: Mapping[str, Tensor], settings: ModelSettings, tokenizer: Tokenizer | None = None
 ) -> None:
-    """Write one of our models, in our layout, as a Hugging Face folder, which exists and is empty."""
+    """Write one of our models, in our layout, as a Hugging Face folder, which is empty."""
     sizes = settings.model_dump(include={"n_layer", "n_head", "n_embd", "vocab_size", "dropout"})
     model = Architecture(n_positions=settings.seq_len, n_inner=4 * settings.n_embd, **sizes)
     write_folder(folder, source_of(weights, model, tokenizer=tokenizer))

@@ -1,10 +1,10 @@
-"""Megatron-core's own GPTModel, on CPUs: loads a checkpoint strictly, computes logits, and saves what it loaded.
+"""Megatron-core's own GPTModel, on CPUs: loads a checkpoint strictly, computes logits, and saves.
 
-    python tests/convert/megatron_core_job.py ITER_FOLDER TENSOR PIPELINE OUTPUT_FOLDER [muon|dist_muon]
+    python tests/convert/megatron_core_job.py ITER_FOLDER TENSOR PIPELINE OUTPUT [muon|dist_muon]
 
-Writes OUTPUT_FOLDER/logits.pt for the tokens 0 to 19, and as Megatron-LM does OUTPUT_FOLDER/mp_rank_*. A torch_dist
-folder is saved as one, with the state of Adam or of Megatron's Muon; dist_muon, its layer-wise distributed optimizer,
-has two data ranks.
+Writes OUTPUT/logits.pt for the tokens 0 to 19, and as Megatron-LM does OUTPUT/mp_rank_*. A
+torch_dist folder is saved as one, with the state of Adam or of Megatron's Muon; dist_muon, its
+layer-wise distributed optimizer, has two data ranks.
 """
 
 import sys
@@ -101,7 +101,7 @@ def save_logits(model: Any, args: Namespace, stage: int, pipeline: int, path: Pa
 
 
 def add_emerging_optimizers() -> None:
-    """A stand-in for the package of this name, which needs Python 3.12: Megatron's Muon derives from its class.
+    """A stand-in for a package that needs Python 3.12; Megatron's Muon derives from its class.
 
     Only what it keeps matters here: a step with the learning rate 0 makes no matrix orthogonal.
     """
@@ -128,7 +128,7 @@ def add_emerging_optimizers() -> None:
 
 
 def make_muon(model: Any, layer_wise: bool) -> Any:
-    """Megatron's Muon for the matrices, and its Adam for the rest; the layer-wise one saves bfloat16 models only."""
+    """Megatron's Muon for matrices, Adam for the rest; the layer-wise one saves bfloat16 only."""
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.muon import get_megatron_muon_optimizer
@@ -151,7 +151,7 @@ def make_adam(model: Any) -> Any:
 
 
 def save_distributed(model: Any, saved: dict[str, Any], output: Path, name: str) -> None:
-    """torch_dist, with the optimizer's state after a step with the learning rate 0, whose gradients are the weights."""
+    """torch_dist, with the optimizer's state after a step of rate 0; gradients are the weights."""
     from megatron.core.dist_checkpointing import save
 
     optimizer = make_muon(model, name == "dist_muon") if name else make_adam(model)

@@ -1,4 +1,4 @@
-"""Megatron-LM checkpoints as its own versions write them, made from the tables of names, split dimensions and qkv rows.
+"""Megatron-LM checkpoints of all versions, from tables of names, split dimensions and qkv rows.
 
     write(tmp_path / "iter_0000100", Layout("core", version=3.0, tensor=2, pipeline=2))
 
@@ -61,7 +61,7 @@ class Layout:
     """What a training chose, and which version of Megatron-LM it used."""
 
     names: str = "2019"
-    """2019, transformer or encoder (nested in language_model), core, or folded (core, norms in the linear layers)."""
+    """2019, transformer or encoder (in language_model), core, folded (norms in linear layers)."""
     version: float | None = None
     tensor: int = 1
     pipeline: int = 1
@@ -154,7 +154,7 @@ def key_of(name: str, names: str, first: int = 0) -> str:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """`language_model`, its parts and each embedding as dicts of their own; their tensors have flat names."""
+    """`language_model`, its parts and each embedding as dicts; their tensors have flat names."""
     tree: dict[str, Any] = {}
     for key, tensor in flat.items():
         parts = key.split(".", 3 if ".embedding." in key else 2)
@@ -168,7 +168,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 def _chunk_state(
     layout: Layout, weights: Mapping[str, Tensor], rank: int, first: int, last: int, ends: tuple[bool, bool]
 ) -> dict[str, Any]:
-    """One `model`: layers from `first` to before `last`, with the embedding and the head if it is at the ends."""
+    """One `model`: layers `first` to before `last`, embedding and head if it is at the ends."""
     starts, stops = ends
     core = layout.names in ("core", "folded")
     state: dict[str, Any] = {}
@@ -212,7 +212,7 @@ def folder_name(layout: Layout, stage: int, rank: int) -> str:
 
 
 def write(folder: Path, layout: Layout) -> Path:
-    """All files of a checkpoint, those with the 2019 names in the format before torch 1.6; returns `folder`."""
+    """All files of a checkpoint, with the 2019 names in the format before torch 1.6."""
     for stage in range(layout.pipeline):
         for rank in range(layout.tensor):
             content = content_of(layout, truth(layout.model), stage, rank)

@@ -57,7 +57,7 @@ def test_megatron_cores_muon_goes_on_and_its_position_embeddings_get_a_second_mo
     config, models = make_run(tmp_path, train={"optimizer": "muon", "muon_momentum": 0.75}), tmp_path / "models"
     assert train_tiny(config) == 0
     old, theirs = open_source(models / "tiny"), tmp_path / "iter_0000004"
-    kept = {kind: {name: tensor.read() for name, tensor in found.items()} for kind, found in old.moments.items()}
+    kept = {kind: {name: tensor.read() for name, tensor in tensors.items()} for kind, tensors in old.moments.items()}
     second = kept["exp_avg_sq"].pop("wpe.weight")  # AdamW's here, Muon's there
     muons = {name: kept["exp_avg"].pop(name) for name in old.tensors if name not in kept["exp_avg_sq"]}
     weights = {name: tensor.read() for name, tensor in old.tensors.items()}
@@ -88,8 +88,8 @@ def test_without_moments_it_says_so_and_training_starts_from_the_weights(tmp_pat
     folder = tmp_path / "models" / "tiny"
     manifest = resolve(folder)
     expected = dict(convert_tensors(theirs.state_dict(), manifest.experiment.model))
-    found = load_weights(manifest)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    weights = load_weights(manifest)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert run_main(train.main, "--config", config, "--model", "tiny") == 0
     assert json.loads((folder / "done.json").read_text())["iteration"] == 1
 

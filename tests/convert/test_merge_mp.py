@@ -1,4 +1,4 @@
-"""A tensor-parallel run becomes one folder that transformers loads with equal logits, or nothing at all."""
+"""A tensor-parallel run becomes a folder that transformers loads with equal logits, or nothing."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_transformers_loads_the_merged_folder_with_equal_logits(
         meters.append(Meter(*arguments))
         return meters[-1]
 
-    monkeypatch.setattr("convert.merge_mp.Meter", meter)
+    monkeypatch.setattr("convert.targets.merged.Meter", meter)
     assert run_main(main, "--checkpoint", run, "--output", output, "--dry-run") == 0 and not output.exists()
     assert run_main(main, "--checkpoint", run, "--output", output) == 0
     assert [meter.done for meter in meters] == [meter.total for meter in meters] != []
@@ -75,8 +75,8 @@ def test_transformers_loads_the_merged_folder_with_equal_logits(
 
 def test_only_force_replaces_an_older_result(run: Path, older: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def iteration() -> int:
-        found: int = json.loads((older / "merge_report.json").read_text())["source"]["iteration"]
-        return found
+        number: int = json.loads((older / "merge_report.json").read_text())["source"]["iteration"]
+        return number
 
     first, arguments = files_of(older), ("--checkpoint", run, "--output", older)
     tenth = ("--checkpoint", run / "iter_0000010", "--output", older, "--force")
@@ -150,7 +150,7 @@ def test_a_result_that_appears_meanwhile_is_not_replaced(
         shutil.copytree(older, target)
         return prove(*arguments)
 
-    monkeypatch.setattr("convert.proof.prove", meanwhile)
+    monkeypatch.setattr("convert.targets.merged.prove", meanwhile)
     with pytest.raises(InputError, match="target"):
         merge(run, target)
     assert files_of(target) == files_of(older)

@@ -1,4 +1,4 @@
-"""Checkpoints that DeepSpeed itself writes, against what its engine and its own scripts say is in them."""
+"""Checkpoints that DeepSpeed itself writes, against its engine's and its own scripts' weights."""
 
 import importlib.util
 import os
@@ -51,10 +51,10 @@ def transformers_layout(source: Source) -> dict[str, Tensor]:
 def test_weights_are_those_of_the_engine_and_of_its_scripts(runs: Path, stage: int) -> None:
     folder = runs / f"zero{stage}"
     source = deepspeed.open_folder(folder / "tag", HEADS)
-    found, engine, script = transformers_layout(source), load(folder / "truth_0.pt"), load(folder / "zero_to_fp32.pt")
-    assert len(engine) == (28 if stage == 1 else 27) and sorted(script) == sorted(found)
+    weights, engine, script = transformers_layout(source), load(folder / "truth_0.pt"), load(folder / "zero_to_fp32.pt")
+    assert len(engine) == (28 if stage == 1 else 27) and sorted(script) == sorted(weights)
     for key, tensor in (*engine.items(), *script.items()):
-        assert torch.equal(found[key], tensor.float()), key
+        assert torch.equal(weights[key], tensor.float()), key
     if stage == 1:  # in the others a weight is not trained: no moments
         assert source.step == 3 and source.has_moments("adamw")
         for kind, moments in source.moments.items():

@@ -1,4 +1,4 @@
-"""megatron-core's own model on CPU: it loads what we write, with equal logits, and we read what it saves.
+"""megatron-core's own model on CPU loads what we write, with equal logits; we read what it saves.
 
 Needs `pip install --no-deps megatron-core`.
 """
@@ -55,18 +55,18 @@ def test_files_of_ranks_have_the_logits_of_transformers(
     model, theirs = replace(SMALL, **changes), tmp_path / "theirs"
     theirs.mkdir()
     write_v3(as_conv1d(truth(model), model), tmp_path, tp=tensor, pp=pipeline)
-    source, found = loaded(tmp_path / "release", tensor, pipeline)
+    source, logits = loaded(tmp_path / "release", tensor, pipeline)
     assert source.model == model
     assert_equal(merged(source), truth(model), model)
     write_folder(theirs, source)
     with torch.no_grad():
         expected = GPT2LMHeadModel.from_pretrained(theirs).eval()(TOKENS).logits[0]
-    assert_close(found, expected, terms=logit_terms(model))
+    assert_close(logits, expected, terms=logit_terms(model))
 
 
 def test_torch_dist_has_our_logits_and_its_moments_are_read(tmp_path: Path) -> None:
     write(source_of(truth(), iteration=7), tmp_path, tp=2, pp=2)
-    source, found = loaded(tmp_path / "iter_0000007", 2, 2, vocab_size=SMALL.vocab_size)
+    source, logits = loaded(tmp_path / "iter_0000007", 2, 2, vocab_size=SMALL.vocab_size)
     assert "stacked" in source.layout and "tensor 2 x pipeline 2" in source.layout
     assert (source.model, source.iteration, source.step) == (SMALL, 7, 1)
     assert_equal(merged(source), truth())
@@ -77,7 +77,7 @@ def test_torch_dist_has_our_logits_and_its_moments_are_read(tmp_path: Path) -> N
     sizes = ModelSettings(n_layer=4, n_head=8, n_embd=32, seq_len=24, vocab_size=300)
     with torch.no_grad():
         expected = model_from_weights(sizes, truth())(TOKENS)[0]
-    assert_close(found, expected, terms=logit_terms(SMALL))
+    assert_close(logits, expected, terms=logit_terms(SMALL))
 
 
 @pytest.mark.parametrize(("optimizer", "tensor", "pipeline"), [("muon", 2, 1), ("dist_muon", 1, 2)])

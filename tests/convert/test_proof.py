@@ -1,4 +1,4 @@
-"""The proof accepts every layout of the same weights and rejects each kind of wrong merge, naming the layer."""
+"""The proof accepts every layout of the same weights, and names the layer of a wrong merge."""
 
 import json
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""Nothing that a .pt file names is called, its tensors are found in place, and damage before a tensor is used.
+"""Nothing that a .pt file names is called, and damage is found before a tensor is used.
 
-Files are of both formats, that before torch 1.6, too; a flipped bit is found in every kind of file with a checksum.
+Files are of the formats since and before torch 1.6. Every kind of file with a checksum is tried.
 """
 
 import os
@@ -39,10 +39,10 @@ def test_nothing_that_a_file_names_is_imported_or_called(
     monkeypatch.chdir(tmp_path)
     content = {"planted": Planted(), "random": np.random.RandomState(3).get_state(), "tensor": torch.ones(3)}
     torch.save(content, "file.pt", _use_new_zipfile_serialization=new_format)
-    found = load_pt(tmp_path / "file.pt")
-    assert isinstance(found["planted"], Placeholder) and fields(found["planted"]) == {"value": "stored"}
-    assert found["planted"].args == ("touch executed",) and os.listdir() == ["file.pt"]
-    assert found["tensor"].read().tolist() == [1, 1, 1]
+    loaded = load_pt(tmp_path / "file.pt")
+    assert isinstance(loaded["planted"], Placeholder) and fields(loaded["planted"]) == {"value": "stored"}
+    assert loaded["planted"].args == ("touch executed",) and os.listdir() == ["file.pt"]
+    assert loaded["tensor"].read().tolist() == [1, 1, 1]
 
 
 def write(path: Path, content: Any) -> Path:
@@ -54,13 +54,13 @@ def test_tensors_of_all_kinds_are_found_in_the_file(tmp_path: Path) -> None:
     matrix = torch.arange(12.0).view(3, 4)
     content = {"matrix": matrix, "turned": matrix.t(), "rows": matrix[1:], "again": matrix}
     content |= {"brain": torch.arange(6).bfloat16(), "scalar": torch.tensor(3.5), "empty": torch.empty(0)}
-    found = load_pt(write(tmp_path / "old.pt", content))
-    assert list(found) == list(content) and found["again"] == found["matrix"]
+    loaded = load_pt(write(tmp_path / "old.pt", content))
+    assert list(loaded) == list(content) and loaded["again"] == loaded["matrix"]
     for name, tensor in content.items():
-        stored = found[name]
+        stored = loaded[name]
         assert isinstance(stored, StoredTensor), name  # of the file: nothing was read yet
         assert stored.dtype == tensor.dtype and torch.equal(stored.read(), tensor), name
-    assert found["matrix"].rows(1, 3).read().tolist() == matrix[1:3].tolist()
+    assert loaded["matrix"].rows(1, 3).read().tolist() == matrix[1:3].tolist()
 
 
 def test_a_file_that_is_cut_off_or_damaged_is_named(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_archives_without_crc32_are_read(tmp_path: Path) -> None:
 
 
 def test_a_compressed_pt_file_is_refused(tmp_path: Path) -> None:
-    """Its tensors would be read as noise, and proved as noise, as both sides of the proof read the same bytes."""
+    """Its tensors would be noise, and proved: both sides of the proof read the same bytes."""
     stored = write_pt(tmp_path)
     with ZipFile(stored) as source, ZipFile(tmp_path / "packed.pt", "w", ZIP_DEFLATED) as packed:
         for name in source.namelist():

@@ -1,4 +1,4 @@
-"""llama.cpp gives our ids and logits from the written file; without llama.cpp, gguf's reader finds every value."""
+"""llama.cpp gives our ids and logits from the written file; gguf's reader finds every value."""
 
 import json
 import random
@@ -93,7 +93,7 @@ def hard_texts(count: int) -> Iterator[str]:
 
 
 def rounded_gelu(layer: GeluLinear, x: Tensor) -> Tensor:
-    """GELU as llama.cpp computes it on a CPU: looked up by the float16 argument in a table of float16 values."""
+    """GELU as llama.cpp computes it on a CPU: a table of float16 values by float16 argument."""
     return F.gelu(Linear.forward(layer, x).half().float(), approximate="tanh").half().float()
 
 
@@ -116,7 +116,8 @@ def test_llama_cpp_gives_our_ids_and_logits(
     monkeypatch.setattr(GeluLinear, "forward", rounded_gelu)
     expected = load_model(folder)[0](tokens)[0].numpy(force=True)
     differences = np.abs(theirs.scores[:64] - expected).max(axis=1)  # at each position
-    # Where float32 sums in another order fall on two sides of a float16 rounding, a position differs by more.
+    # Where float32 sums in another order fall on two sides of a float16 rounding, a position
+    # differs by more.
     assert expected.std() > 0.1 and np.quantile(differences, 0.75) < 1e-5 and differences.max() < 1e-3
     theirs.close()
 
@@ -149,15 +150,16 @@ def test_the_file_holds_every_tensor_and_key(trained: Tokenizer, dtype: str, tie
         **{f"tokenizer.ggml.{key}": value for key, value in {**special, "model": "gpt2", "pre": "gpt-2"}.items()},
     }
     model = replace(MODEL, vocab_size=602, tied=tied)
-    found = {tensor.name: tensor for tensor in reader.tensors}
+    written_tensors = {tensor.name: tensor for tensor in reader.tensors}
     expected = {name: one.read() for name, one in as_conv1d(weights_of(model), model).tensors.items()}
-    assert sorted(found) == sorted(map(llama_name, expected))
+    assert sorted(written_tensors) == sorted(map(llama_name, expected))
     for name, value in expected.items():
         value = value.T if leaf_of(name).conv1d else value
-        tensor, exact = found[llama_name(name)], value.dim() == 1 or name == "wpe.weight" or dtype == "f32"
+        tensor, exact = written_tensors[llama_name(name)], value.dim() == 1 or name == "wpe.weight" or dtype == "f32"
         assert tensor.tensor_type.name == ("F32" if exact else dtype.upper())
         values = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
-        # q8_0: half a step of the scale, 1/127 of the largest of 32 values, which itself is rounded to float16
+        # q8_0: half a step of the scale, 1/127 of the largest of 32 values, which itself is rounded
+        # to float16
         bound = value.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True) * (0.5 / 127 + 2**-10)
         error = (values - (value if dtype == "q8_0" or exact else value.half().float())).unflatten(-1, (-1, 32)).abs()
         assert (error <= bound).all() if dtype == "q8_0" and not exact else not error.any(), name

@@ -1,4 +1,4 @@
-"""A training or a probe of two ranks with one fault, on rank 1 alone; the last argument names it."""
+"""A training or a trial of two ranks with one fault, on rank 1 alone; the last argument names it."""
 
 import errno
 import os
@@ -6,15 +6,18 @@ import signal
 import time
 from collections.abc import Callable, Generator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from common.config import load_settings
 from common.errors import InputError
-from training import job, probe, step, train, trainer
+from training import job, step, train, trainer
 from training.checkpoint import writing
 from training.launch.rank import read_launch
 from training.monitoring.stop import Stop
+from training.trial import run_trial
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd so on.")
 
@@ -78,4 +81,8 @@ def main(argv: list[str]) -> int:
         before_the_third_step(rank_1_hangs_here)
     elif read_launch().rank == 1:
         spoil(where)
-    return (probe if "--steps" in argv else train).main(argv)
+    if argv[0] == "trial":
+        _, config, output = argv
+        run_trial(load_settings(Path(config)), "tiny", 3, Path(output))
+        return 0
+    return train.main(argv)

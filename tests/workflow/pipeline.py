@@ -1,4 +1,4 @@
-"""The whole pipeline on a small site: the folder that tests of whole runs begin from, and how to run it."""
+"""The whole pipeline on a small site: the folder for tests of whole runs, and how to run it."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def paragraphs(number: int) -> list[str]:
 
 
 def configure(folder: Path, **more: object) -> None:
-    """Set up a working folder: our Snakefile, rules and profiles, and a configuration for the site in `site`."""
+    """Set up a working folder: Snakefile, rules, profiles, and a configuration for `site`."""
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
     config = {

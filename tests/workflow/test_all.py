@@ -1,4 +1,4 @@
-"""The whole pipeline, from URLs to generated text: `python -m workflow.demo` on a small site and a smaller model."""
+"""The whole pipeline, from URLs to generated text: the demo on a small site and a smaller model."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""A run that extends finished ones: what it leaves out, what must be equal, and what it never touches."""
+"""A run that extends finished ones: what it leaves out, must match, and never touches."""
 
 import sys
 from pathlib import Path
@@ -94,7 +94,7 @@ def state(run: Path) -> dict[Path, tuple[int, bytes]]:
 def test_a_second_delivery_is_processed_alone_the_first_keeps_every_byte_and_removals_repeat_only_training(
     tmp_path: Path,
 ) -> None:
-    """Document 3 displaces number 900, which stays out after it is removed; 901 is an exact copy of document 4."""
+    """Document 3 displaces 900, which stays out after 3 is removed; 901 is a copy of document 4."""
     near = document(900, f"{prose(3)} And a last sentence that the old page had not.")
     first, second = ([document(n, prose(n)) for n in numbers] for numbers in (range(20), range(20, 30)))
     write_shard(tmp_path / "texts/a.jsonl", first)

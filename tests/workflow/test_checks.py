@@ -1,4 +1,4 @@
-"""Everything that a configuration names is checked before a job, and the runs that it goes on from."""
+"""Everything that a configuration names is checked before any job, and so are the base runs."""
 
 import json
 from pathlib import Path
@@ -18,6 +18,8 @@ NAMED = """
     blacklist: {domain_lists: [none]}                | blacklist.domain_lists: none: no such file
     blacklist: {domain_lists: [paths]}               | paths: 1 of 1 entries can never match
     site: none                                       | site: none: no such folder
+    sources: [{path: none}]                          | sources: none: no such file
+    decontaminate: {files: [none]}                   | decontaminate.files: none: no such file
     tokenize: {encoder_json: none, vocab_bpe: none}  | tokenize.encoder_json: none: no such file
     tokenize: {encoder_json: paths}                  | paths: not valid JSON
     tokenize: {vocab_bpe: paths}                     | paths: merges without a vocabulary

@@ -1,4 +1,4 @@
-"""What Snakemake plans: every rule and target, once per shard or model, and nothing that cannot end well."""
+"""What Snakemake plans: each rule and target, per shard or model, and nothing that must fail."""
 
 from pathlib import Path
 from typing import Any

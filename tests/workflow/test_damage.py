@@ -1,4 +1,4 @@
-"""What a power cut may leave of the files of a run: empty, cut in half, zeros. All are written whole, then renamed."""
+"""What a power cut may leave of a run's files: nothing, a half, zeros."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +51,8 @@ def known(run: Path) -> object:
     return ingest([source], [run / "out.jsonl"], [run / "ingest/stats.json"]).documents_out
 
 
-# By file: what reads it, and the command that the error names; none if a damaged file costs nothing.
+# By file: what reads it, and the command that the error names; none if a damaged file costs
+# nothing.
 READERS: dict[str, tuple[Callable[[Path, Settings], Any], str]] = {
     "run.json": (lambda run, _: place(run), ""),
     "config.yaml": (lambda run, settings: redone.describe(settings, []) is None, ""),

@@ -1,4 +1,4 @@
-"""What Snakemake does otherwise in our workflow: records and lock of a run, results that exist, failed jobs."""
+"""Our changes of Snakemake: records and lock of a run, existing results, failed jobs."""
 
 import base64
 import os

@@ -1,4 +1,4 @@
-"""Which jobs a changed key repeats: for every key of the configuration, and for some according to Snakemake itself."""
+"""Which jobs a changed key repeats: for every key, and for some by Snakemake itself."""
 
 import json
 import os
@@ -35,7 +35,8 @@ BASE: dict[str, Any] = {
     },
 }
 
-# One change of each kind -> the steps whose settings it changes. Steps after them run because their input is new.
+# One change of each kind -> the steps whose settings it changes. Steps after them run because their
+# input is new.
 CHANGES = {
     "blacklist.over_18=true": "blacklist",
     "blacklist.extra_domains=[x.example]": "blacklist scrape",
@@ -133,7 +134,7 @@ def test_warc_files_as_sources_are_read_again_when_the_rules_for_pages_change(tm
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that Snakemake considers finished: every output with its metadata, and no temporary file."""
+    """A run that Snakemake considers finished: every output with metadata, no temporary file."""
     folder = tmp_path_factory.mktemp("finished")
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
@@ -155,7 +156,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(folder: Path, *changes: str, code: Path = ROOT) -> tuple[set[str], str]:
-    """The rules that Snakemake would run after these changes, and what it says; `code`: that of the toolkit."""
+    """The rules that Snakemake would run after changes, and its output; `code`: the toolkit's."""
     (folder / "other.yaml").write_text(yaml.safe_dump(with_overrides(BASE, changes)))
     version = ("--snakefile", str(code / "Snakefile"))
     jobs, output = planned(folder, "all", *version, "--configfile", "other.yaml", PYTHONPATH=str(code))

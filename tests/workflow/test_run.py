@@ -1,4 +1,4 @@
-"""Whole runs of the corpus steps: what they make, and that no kill and no number of workers or shards changes it."""
+"""Whole runs of the corpus steps: no kill and no number of workers or shards changes a byte."""
 
 import random
 import time
@@ -64,8 +64,6 @@ def test_neither_a_kill_at_any_moment_nor_the_number_of_workers_changes_a_byte(
         time.sleep(0.01)
     if process.poll() is None:  # it may have ended before the moment
         kill_tree(process)
-    if list((tmp_path / ".snakemake" / "locks").glob("*")):
-        assert pipeline.snakemake(tmp_path, "--unlock").returncode == 0
     pipeline.finish([*DATASET, "--cores", str(1 + seed % 2)], tmp_path)
     assert corpus_bytes(tmp_path) == corpus_bytes(finished_run) and len(corpus_bytes(tmp_path)) == 24
     assert not list((tmp_path / "results").rglob("*.tmp"))

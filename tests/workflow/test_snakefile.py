@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from common.files import read_json
 from common.settings import Settings
 from tests.workflow.pipeline import LINKED, ROOT, snakemake
-from workflow.snakefile import prepare_run, print_results, settings_for_workflow, settings_of_job
+from workflow.snakefile import prepare_run, print_results, settings_of_job
 
 SENTENCES = "A sentence of English words that is long enough to be told as English by anybody who reads it."
 CLEAN = "results/x/clean/0000.jsonl.zst"
@@ -64,28 +64,6 @@ def test_parsing_writes_nothing_and_a_job_keeps_the_settings_it_was_planned_with
     assert read_json(run / "clean/0000.stats.json")["reasons"] == {"language": 1}
     with pytest.raises(ConfigError, match=JOB_SETTINGS):
         settings_of_job({})
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("run: x\nrun: y\n", "config.yaml:2: not valid YAML: key 'run'"),
-        ("run: x\n\tsources: []", "config.yaml:2: "),
-        ("run: x\nsources: []\n# caf\xe9\n", "config.yaml:3: "),
-        ("", "config.yaml: "),
-        ("{run: x, scrpe: {}}", "unknown key 'scrpe'"),
-        ("{run: x, sources: [{path: none}]}", "sources: none"),
-        ("{run: x, sources: [{path: .}], decontaminate: {files: [none]}}", "decontaminate.files: none"),
-    ],
-)
-def test_a_configuration_that_cannot_be_read_names_the_line_or_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, named: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("config.yaml").write_text(text, encoding="latin-1")
-    with pytest.raises(ConfigError) as error:
-        settings_for_workflow([Path("config.yaml")], [])
-    assert named in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_wrong_configuration_stops_snakemake_before_any_job(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Predicts the memory and the speed of a layout, and finds the best ones; arithmetic without torch.
+"""Predicts the memory and speed of a layout, and finds the best layouts; arithmetic without torch.
 
-`workload` is what is trained, `machines` on what, `layout` how; `memory` and `speed` predict, `search` ranks.
+`layout` has the data: a workload, its layouts, a request. `machines` says what it runs on. `memory`
+and `speed` predict, `search` ranks, `fit` and `run` judge a job, and `table` prints.
 """

@@ -4,43 +4,67 @@ Tensor and pipeline parallelism stay. The data-parallel ranks follow the number 
 accumulation follows them, so that the global batch and the schedule stay.
 """
 
-from common.settings import Experiment, Settings
-from training.planning.fit import predict
+from common.errors import ConfigError
+from common.settings import ClusterSettings, Experiment, Settings
 from training.planning.layout import Layout
-from training.planning.machines import Machine
+from training.planning.machines import Machine, processes_of
+from training.planning.search import predict
 
 
-def on_processes(experiment: Experiment, processes: int, machine: Machine | None = None) -> Experiment | None:
-    """The experiment over so many processes; None if its global batch does not divide over them.
+def process_counts(name: str, experiment: Experiment, cluster: ClusterSettings) -> list[int]:
+    """The numbers of processes with which a job of model `name` may start, largest first.
+
+    One number without `cluster.min_nodes`, or if the largest needs no more nodes. Raises ConfigError
+    if min_nodes cannot have an effect.
+    """
+    most, least = processes_of(experiment, cluster), cluster.min_nodes
+    if not least:
+        return [most]
+    if cluster.executor == "local":
+        raise ConfigError(f"cluster.min_nodes {least} needs cluster.executor slurm; set it to 0")
+    per_node = cluster.gpus_per_node or cluster.tasks_per_node
+    if least * per_node >= most:
+        return [most]
+    if experiment.parallel.auto:
+        raise ConfigError(
+            f"cluster.min_nodes {least}: models.{name}.parallel is auto and chosen when the job starts; set "
+            "cluster.gpu, so that it is chosen before, or a layout"
+        )
+    smaller = [count for count in range(most - per_node, 0, -per_node) if _spread(experiment, count)]
+    if usable := [count for count in smaller if count >= least * per_node]:
+        return [most, *usable]
+    cure = f"it divides over {smaller[0] // per_node}" if smaller else "change it, or micro_batch_size"
+    raise ConfigError(
+        f"cluster.min_nodes {least}: models.{name}.train.global_batch_size {experiment.train.global_batch_size} "
+        f"divides over no number of nodes from {least} to {most // per_node - 1} ({per_node} processes each); {cure}"
+    )
+
+
+def on_processes(settings: Settings, name: str, processes: int, machine: Machine | None = None) -> Settings:
+    """The settings of a start with so many processes, which are fewer than model `name` asks for.
 
     The micro-batch stays, unless ZeRO's larger shards leave no memory for it on `machine`: then it
-    becomes its largest divisor that fits.
+    becomes its largest divisor that fits. Settings over which the batch does not divide stay.
     """
-    layout, batch = Layout.of(experiment), experiment.train.global_batch_size
-    data, rest = divmod(processes, layout.tensor * layout.pipeline)
-    if rest or not data or batch % (layout.micro_batch_size * data):
-        return None
-    same = _with(experiment, layout, data, layout.micro_batch_size)
-    if same is None or machine is None or predict(same, machine).fits:
-        return same
-    smaller = (size for size in range(layout.micro_batch_size - 1, 0, -1) if layout.micro_batch_size % size == 0)
-    candidates = (_with(experiment, layout, data, size) for size in smaller)
-    return next((one for one in candidates if one is not None and predict(one, machine).fits), same)
-
-
-def of_this_start(settings: Settings, name: str, processes: int, machine: Machine | None = None) -> Settings:
-    """The settings of a start with so many processes: those of model `name` may be fewer than asked."""
-    experiment = settings.models.get(name)
-    if experiment is None or experiment.parallel.auto or not settings.cluster.min_nodes:
+    experiment = settings.models[name]
+    micro = experiment.train.micro_batch_size
+    sizes = [size for size in range(micro, 0, -1) if micro % size == 0]
+    layouts = [layout for size in sizes if (layout := _spread(experiment, processes, size))]
+    if not layouts or layouts[0].train.micro_batch_size != micro:
         return settings
-    adapted = on_processes(experiment, processes, machine) or experiment
-    return settings.model_copy(update={"models": {**settings.models, name: adapted}})
+    fitting = (one for one in layouts if machine is None or predict(one, machine).fits)
+    return settings.model_copy(update={"models": {**settings.models, name: next(fitting, layouts[0])}})
 
 
-def _with(experiment: Experiment, layout: Layout, data: int, micro_batch: int) -> Experiment | None:
-    """None if the pipeline's schedule cannot run the micro-batches of a step."""
-    accumulation = experiment.train.global_batch_size // (micro_batch * data)
+def _spread(experiment: Experiment, processes: int, micro_batch: int = 0) -> Experiment | None:
+    """The experiment over so many processes; None if that is not possible with its global batch."""
+    layout, batch = Layout.of(experiment), experiment.train.global_batch_size
+    micro_batch = micro_batch or layout.micro_batch_size
+    data, rest = divmod(processes, layout.tensor * layout.pipeline)
+    if rest or not data or batch % (micro_batch * data):
+        return None
+    accumulation = batch // (micro_batch * data)
     try:
         return layout._replace(data=data, micro_batch_size=micro_batch, accumulation=accumulation).apply(experiment)
-    except ValueError:
+    except ValueError:  # the pipeline's schedule cannot run so many micro-batches
         return None

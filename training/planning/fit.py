@@ -1,8 +1,8 @@
-"""Whether a training fits its machine, and `parallel: auto`: the planner's choice becomes the layout of the settings.
+"""Checks that a training fits its machine, and replaces `parallel: auto` by the planner's choice.
 
-settings = prepare(settings, "tiny")        # what cluster.submit and Snakemake call before anything else
-settings = resolve(settings, "tiny", machine, processes=8)
-check_fits(settings, "tiny", machine)       # ConfigError in one line, with what would fit
+settings = prepare(settings, "tiny")        # what cluster.submit and Snakemake call before anything
+else settings = resolve(settings, "tiny", machine, count=8) check_fits(settings, "tiny", machine)
+# ConfigError in one line, with what would fit
 """
 
 from collections.abc import Iterator
@@ -13,37 +13,38 @@ from common.console import note
 from common.errors import ConfigError, ToolkitError
 from common.settings import Experiment, Settings
 from training.model_folder import newest_iteration
+from training.planning.elastic import on_processes, process_counts
 from training.planning.layout import Layout, PlanRequest, Workload, by_part
 from training.planning.machines import GIB, Machine, judges_this_machine, machine_of_job, processes_of
-from training.planning.search import Prediction, fewest_gpus, search, smallest
-
-
-def predict(experiment: Experiment, machine: Machine, attention: float = 1.0) -> Prediction:
-    """Predict the memory and time of an experiment on a machine, in its layout; `attention` as in `Workload`."""
-    return Prediction(Workload.of(experiment, machine, attention), Layout.of(experiment), machine)
+from training.planning.search import Prediction, fewest_gpus, predict, search, smallest
 
 
 def prepare(settings: Settings, name: str) -> Settings:
-    """The settings of a job to be submitted: its layout chosen, and its memory checked.
+    """Choose the layout of a job before it is submitted and check its memory: the new settings.
 
-    Where only the job can know its machine, nothing is checked, and `auto` stays: the job does both when it starts.
+    If only the job can know its machine, it does both when it starts, and nothing changes here.
     Raises ConfigError, also for a model that is too large.
     """
     experiment, cluster = settings.models[name], settings.cluster_of(name)
     machine = machine_of_job(experiment, cluster)
     if machine is None:
+        process_counts(name, experiment, cluster)
         return settings
     settings = resolve(settings, name, machine, processes_of(experiment, cluster))
     done = newest_iteration(settings.model_folder(name))
-    check_fits(settings, name, machine, done=done, here=judges_this_machine(cluster))
+    counts = process_counts(name, settings.models[name], cluster)
+    for count in dict.fromkeys([counts[0], counts[-1]]):
+        start = on_processes(settings, name, count, machine) if count < counts[0] else settings
+        check_fits(start, name, machine, done=done, here=judges_this_machine(cluster))
     return settings
 
 
 def check_fits(settings: Settings, name: str, machine: Machine, *, done: int = 0, here: bool = False) -> None:
     """Raise ConfigError if the model `name` is too large for the memory of its machine.
 
-    `done`: iterations of its newest checkpoint. `here`: the machine is this one. `train.allow_tight` turns the error
-    into a note. What is too slow for CPUs is seen when it trains (`training.job`).
+    `done`: iterations of its newest checkpoint. `here`: the machine is this one.
+    `train.allow_tight` turns the error into a note. `training.job` checks whether CPUs are too
+    slow.
     """
     experiment = settings.models[name]
     prediction = predict(experiment, machine)
@@ -58,7 +59,7 @@ def check_fits(settings: Settings, name: str, machine: Machine, *, done: int = 0
 
 
 def does_not_fit(given: Prediction, request: PlanRequest) -> str:
-    """Why a layout does not fit, and the fastest one that does."""
+    """Why a layout does not fit, and the fastest layout that does."""
     return f"the layout {given.layout} {_needs(given)}; {', or '.join(_ways(given, request))}"
 
 
@@ -78,7 +79,7 @@ def nothing_fits(workload: Workload, machine: Machine, request: PlanRequest) -> 
 
 
 def _needs(prediction: Prediction) -> str:
-    """`needs 93.1 GiB per GPU and there are 79.2 (the largest part: activations, 61.0)`; on CPUs that of a node."""
+    """`needs 93.1 GiB per GPU and there are 79.2 (the largest part: activations, 61.0)`."""
     machine, count, where = prediction.machine, 1, "per GPU"
     part, value = max(by_part(prediction.memory).items(), key=lambda item: item[1])
     if machine.device == "cpu":
@@ -91,12 +92,12 @@ def _needs(prediction: Prediction) -> str:
 
 
 def _ways(given: Prediction, request: PlanRequest, here: bool = False) -> Iterator[str]:
-    """Changes that make it fit: another layout, or more GPUs."""
+    """Changes that make the training fit: another layout, or more GPUs."""
     machine, on_cpu = given.machine, given.machine.device == "cpu"
     if fitting := search(given.workload, machine, request):
-        found = fitting[0]
-        needed = found.memory_bytes * (found.layout.world_size if on_cpu else 1)
-        yield f"set {_changed_keys(given.layout, found.layout)} to need {gib(needed)}"
+        best = fitting[0]
+        needed = best.memory_bytes * (best.layout.world_size if on_cpu else 1)
+        yield f"set {_changed_keys(given.layout, best.layout)} to need {gib(needed)}"
     elif on_cpu and here:
         yield "train a smaller model, or on GPUs"
     elif enough := fewest_gpus(given.workload, machine, request):
@@ -108,7 +109,7 @@ def _ways(given: Prediction, request: PlanRequest, here: bool = False) -> Iterat
 
 
 def _changed_keys(given: Layout, other: Layout) -> str:
-    """The keys in which a layout differs from another, as a command line takes them: `parallel.zero_stage=1 …`."""
+    """The keys in which `other` differs, as on a command line: `parallel.zero_stage=1 …`."""
     sections = dict.fromkeys(("micro_batch_size", "accumulation", "recompute"), "train")
     return " ".join(
         f"{sections.get(key, 'parallel')}.{key}={str(after).lower()}"
@@ -117,14 +118,11 @@ def _changed_keys(given: Layout, other: Layout) -> str:
     )
 
 
-# --------------------------------------------------------------------------------------------------- parallel: auto
-
-
 def resolve(settings: Settings, name: str, machine: Machine, count: int) -> Settings:
-    """The settings with a layout for `count` processes instead of `parallel: auto`; others stay as they are.
+    """Replace `parallel: auto` by a layout for `count` processes; returns the new settings.
 
-    A layout for as many processes in MODEL/settings.yaml is kept, so that a resumed run keeps its layout.
-    Raises ConfigError if no layout fits.
+    A resumed run keeps the layout of MODEL/settings.yaml if that has as many processes. Raises
+    ConfigError if no layout fits.
     """
     experiment = settings.models[name]
     if not experiment.parallel.auto:
@@ -138,7 +136,7 @@ def resolve(settings: Settings, name: str, machine: Machine, count: int) -> Sett
 
 
 def _kept(path: Path, name: str, experiment: Experiment, machine: Machine, count: int) -> Experiment | None:
-    """The experiment in the layout of `path`, if that is for as many processes and the same batch, and fits."""
+    """The experiment in the layout of `path`, if that has the same size and batch, and fits."""
     try:
         earlier = load_settings(path).models[name] if path.exists() else experiment
         old, new = earlier.train, experiment.train
@@ -147,7 +145,7 @@ def _kept(path: Path, name: str, experiment: Experiment, machine: Machine, count
         if earlier.parallel.auto or earlier.world_size != count or not same_batch:
             return None
         kept = Layout.of(earlier).apply(experiment)
-    except (ToolkitError, KeyError, ValueError):  # the file is damaged, or the model is another one
+    except (ToolkitError, KeyError, ValueError):  # a damaged file, or another model
         return None
     return kept if predict(kept, machine).fits or new.allow_tight else None
 
@@ -156,8 +154,8 @@ def _best(experiment: Experiment, name: str, machine: Machine, count: int) -> La
     """The planner's first choice. Raises ConfigError if nothing fits."""
     workload, train = Workload.of(experiment, machine), experiment.train
     request = PlanRequest(count, train.global_batch_size, micro_batch_size=train.micro_batch_size)
-    if found := search(workload, machine, request):
-        return found[0].layout
+    if fitting := search(workload, machine, request):
+        return fitting[0].layout
     least = smallest(workload, machine, request)
     if least is not None and train.allow_tight:
         return least.layout

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+from common.errors import ConfigError
 from common.settings import Experiment, ModelSettings, ParallelSettings
 from training.planning.machines import Machine
 
@@ -41,7 +42,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is given; the search covers the rest."""
+    """The given part of a plan; the search covers the rest."""
 
     gpus: int
     global_batch_size: int
@@ -51,9 +52,9 @@ class PlanRequest:
 
 
 class Layout(NamedTuple):
-    """How the samples of one optimiser step are spread over GPUs and time; names as in the configuration.
+    """How the samples of one optimiser step are spread over GPUs and time.
 
-    Everything that the planner may choose, and nothing that changes what is learnt.
+    Has every key that the planner may choose, and none that changes what is learnt.
     """
 
     tensor: int = 1
@@ -70,7 +71,9 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self:
-        """The layout of an experiment."""
+        """The layout of an experiment. Raises ConfigError for `parallel: auto`."""
+        if experiment.parallel.auto:
+            raise ConfigError("parallel is `auto`, so no layout is given; leave --given out to see which there are")
         train = experiment.train
         batch: dict[str, Any] = {"micro_batch_size": train.micro_batch_size, "accumulation": experiment.accumulation}
         return cls(**experiment.parallel.model_dump(exclude={"auto", "gpus"}), **batch, recompute=train.recompute)
@@ -89,12 +92,10 @@ class Layout(NamedTuple):
     def parallel(self) -> ParallelSettings:
         """The configuration's section `parallel`."""
         values = self._asdict()
-        return ParallelSettings.model_validate(
-            {key: values[key] for key in values if key in ParallelSettings.model_fields}
-        )
+        return ParallelSettings(**{key: values[key] for key in values if key in ParallelSettings.model_fields})
 
     def keys(self) -> dict[str, dict[str, Any]]:
-        """The keys `parallel` and `train` of this layout, defaults too, so that they replace those of another."""
+        """The keys `parallel` and `train`; with defaults, so that they replace another layout."""
         batch = ("micro_batch_size", "global_batch_size", "accumulation", "recompute")
         return {"parallel": self.parallel.model_dump(mode="json"), "train": {key: getattr(self, key) for key in batch}}
 

@@ -1,10 +1,10 @@
-"""Kinds of GPUs, and the machines that are planned for: GPUs by their kind, those that torch sees, or CPUs.
+"""The machine of a plan: GPUs of a named kind, the GPUs that torch sees, or CPUs.
 
     h100s = machine("h100", settings.cluster.gpus, per_node=8)
     laptop = this_cpu(processes=2, threads=1)
-    found = machine_of_job(experiment, cluster)      # before a job is submitted; None: only the job can know
+    nodes = machine_of_job(experiment, cluster)      # None: only the job can know it
 
-The kinds stand in machines.yaml beside this file; `cluster.gpus` adds others or replaces them.
+machines.yaml has the known kinds; `cluster.gpus` adds others or replaces them.
 """
 
 import os
@@ -24,7 +24,7 @@ from common.workers import available_cpus
 
 GIB = 2**30
 UNKNOWN = "unknown"
-"""The name of a GPU of no known kind: its memory is known, its speed is not."""
+"""Name of a GPU whose memory is known, but not its kind and speed."""
 _USUAL_CORE = 5e10  # FLOP/s in float32; only the order of layouts depends on it
 _CPU_MEMORY, _CPU_NODE, _CPU_NETWORK = 10, 5, 1  # GB/s per process: main memory, gloo on one machine, 10 Gb/s Ethernet
 
@@ -48,7 +48,7 @@ class Machine:
 
     @property
     def timed(self) -> bool:
-        """Whether times are predicted. On CPUs they were off by -59 to +537 %; there they only rank layouts."""
+        """Whether times are predicted; on CPUs (off by -59 to +537 %) they only rank layouts."""
         return self.device == "cuda" and self.name != UNKNOWN
 
     @property
@@ -71,11 +71,8 @@ def known_gpus() -> Mapping[str, GpuSettings]:
 
 
 def gpu_of_device(device_name: str, own: Mapping[str, GpuSettings]) -> tuple[str, GpuSettings] | None:
-    """The kind of a device by the name that its driver reports; None if it is not known.
-
-    Kinds of the configuration, `own`, come first. Slices of a GPU (MIG) are not known.
-    """
-    if " MIG " in device_name:
+    """The kind of a device by its driver's name; None if unknown. `own` kinds come first."""
+    if " MIG " in device_name:  # a slice of a GPU
         return None
     for name, gpu in {**own, **known_gpus(), **own}.items():
         if any(re.search(pattern, device_name) for pattern in gpu.device_names):
@@ -84,7 +81,7 @@ def gpu_of_device(device_name: str, own: Mapping[str, GpuSettings]) -> tuple[str
 
 
 def machine(name: str, own: Mapping[str, GpuSettings], per_node: int = 0) -> Machine:
-    """Nodes of `per_node` GPUs (0: as usual for the kind) of the kind `name`; `own` kinds are the configuration's.
+    """Nodes of `per_node` GPUs of a kind; 0: its usual number. `own`: kinds of the configuration.
 
     Raises ConfigError that names the closest kind.
     """
@@ -98,7 +95,7 @@ def machine(name: str, own: Mapping[str, GpuSettings], per_node: int = 0) -> Mac
 
 
 def cpu_machine(processes: int, memory: int, flops: float) -> Machine:
-    """A machine without GPUs; `memory` (bytes) and `flops` (float32, per second) are of all processes together."""
+    """A machine without GPUs; `memory` and float32 `flops` per second are of all processes."""
     share = memory // processes
     gpu = GpuSettings(
         memory_gib=share / GIB,
@@ -113,7 +110,7 @@ def cpu_machine(processes: int, memory: int, flops: float) -> Machine:
 
 
 def processes_of(experiment: Experiment, cluster: ClusterSettings) -> int:
-    """The processes of a job: those of its layout; with `auto` the requested number, or one node."""
+    """How many processes a job has: those of its layout; with `auto` as requested, or one node."""
     return experiment.world_size or cluster.gpus_per_node or cluster.tasks_per_node
 
 
@@ -137,29 +134,28 @@ def machine_of_job(experiment: Experiment, cluster: ClusterSettings) -> Machine 
 
 
 def this_cpu(processes: int, threads: int = 0) -> Machine:
-    """This machine's CPUs, shared by the processes of a job with `threads` each; 0: an equal share of all cores."""
-    granted = int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)  # srun may grant a process its own cores alone
+    """This machine's CPUs, shared by processes of `threads` each; 0: equal shares of all cores."""
+    granted = int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)  # srun may restrict this process to its own cores
     cores = max(available_cpus(), granted)
     used = min(cores, processes * threads) if threads else cores
     return cpu_machine(processes, available_memory(), _USUAL_CORE * used)
 
 
 def this_gpu(device_name: str, memory: int, own: Mapping[str, GpuSettings], per_node: int) -> Machine:
-    """GPUs by the name and the bytes that torch reports; of no known kind, the one of the most similar memory."""
+    """GPUs as torch reports them; an unknown kind gets the rates of the most similar memory."""
     similar = min(known_gpus().values(), key=lambda gpu: abs(gpu.memory_gib * GIB - memory))
     name, gpu = gpu_of_device(device_name, own) or (UNKNOWN, similar)
     return Machine(name, memory, gpu, per_node)
 
 
 def available_memory(env: Mapping[str, str] = os.environ) -> int:
-    """Bytes that the processes of a job may use on this machine, whoever uses them now: the physical memory, or less if
-    a control group or Slurm limits it."""
+    """Bytes that a job may use here: physical memory, or the limit of a control group or Slurm."""
     limits = [psutil.virtual_memory().total, *_cgroup_limits(), *_slurm_limits(env)]
     return min(limit for limit in limits if limit > 0)
 
 
 def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
-    """The limits of this process's control groups and those above it, of version 2 (`0::PATH`) and 1."""
+    """The limits of this process's control groups and their parents, of version 2 (`0::`) and 1."""
     with suppress(OSError):
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -167,14 +163,14 @@ def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
                 continue
             folder, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
             group = folder / path.lstrip("/")  # inside a container, only the parents may exist
-            for place in (group, *group.parents):
-                if place.is_relative_to(folder):
+            for parent in (group, *group.parents):
+                if parent.is_relative_to(folder):
                     with suppress(OSError, ValueError):  # "max"
-                        yield int((place / name).read_text())
+                        yield int((parent / name).read_text())
 
 
 def _slurm_limits(env: Mapping[str, str]) -> Iterator[int]:
-    """The memory that Slurm granted to this job on this node, in MB; 0 stands for all of it."""
+    """The memory that Slurm granted to this job on this node; 0 stands for all of it."""
     if "SLURM_JOB_ID" in env:
         per_node, per_cpu, cpus = (
             int(env.get(f"SLURM_{name}") or 0) for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")

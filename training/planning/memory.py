@@ -3,13 +3,10 @@
     terms = memory_terms(workload, layout, machine)
     total(terms) < FEASIBLE * machine.memory
 
-The terms are those of the fullest GPU at its peak, and what PyTorch, CUDA and NCCL take beside it. The peak is the
-largest of a step's phases: the backward pass frees activations and adds gradients. They are counted as the trainer's
-modules save and as FSDP2 gathers and reduces; tests/training/planning compares them with the trainer's steps.
-
-
-docs/planning_model.md has the formulas.
-
+The terms are those of the fullest GPU at its peak, and what PyTorch, CUDA and NCCL take in
+addition. The peak is the largest memory phase of a step. Phases are counted as the trainer's
+modules save tensors and as FSDP2 gathers and reduces them; tests/training/planning compares them
+with the trainer's steps. docs/planning_model.md has the formulas.
 """
 
 import math
@@ -27,21 +24,23 @@ from training.tensors import LAYER_LEAVES, QKV, ROOT_LEAVES, Sizes
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits and loss", "communication", "context")
 
 _CUDA_CONTEXT = 0.5 * GIB  # driver and loaded kernels: an estimate until a GPU has been measured
-_COMMUNICATOR = 0.2 * GIB  # NCCL's channels, per axis with more than one rank: an estimate, too
-_FRAGMENTATION = 0.03  # of what PyTorch's allocator hands out, with expandable segments: an estimate, too
-_PYTHON = 0.35 * GIB  # a process with torch loaded, and no GPU
+_COMMUNICATOR = 0.2 * GIB  # NCCL's channels, per axis with more than one rank: an estimate
+_FRAGMENTATION = 0.03  # of what PyTorch's allocator hands out, with expandable segments: an estimate
+_PYTHON = 0.35 * GIB  # a process with torch loaded, without a GPU
 _CPU_FRAGMENTATION = 0.25  # of what is allocated: glibc keeps freed memory
 
 
 class Shards(NamedTuple):
-    """Elements of parameters that one rank holds, in each layer and outside the layers."""
+    """Elements of parameters that one rank holds."""
 
     layers: int
+    """Number of layers."""
     layer: int
+    """Elements of a layer."""
     root: int
-    """Embeddings and the last LayerNorm: FSDP's root group."""
+    """Elements of the embeddings and the last LayerNorm: FSDP's root group."""
     matrices: int
-    """The matrices of a layer."""
+    """Elements of a layer's matrices."""
 
     @property
     def total(self) -> int:
@@ -55,7 +54,7 @@ class Shards(NamedTuple):
 
 
 def held(model: ModelSettings, layout: Layout, rank: int, ranks: int = 1) -> Shards:
-    """The parameters on a pipeline rank; split by ZeRO over `ranks`, those of the first data-parallel rank.
+    """The parameters of a pipeline rank. If ZeRO splits them over `ranks`: those of the first one.
 
     The token embedding is on the first and on the last stage.
     """
@@ -72,9 +71,9 @@ def held(model: ModelSettings, layout: Layout, rank: int, ranks: int = 1) -> Sha
     return Shards(layers, layer, of_root, of_matrices)
 
 
-@lru_cache(maxsize=4096)  # the search asks ten thousand times
+@lru_cache(maxsize=4096)  # the search calls it ten thousand times
 def _elements(names: tuple[str, ...], sizes: Sizes, tensor: int, ranks: int) -> int:
-    """The elements of tensors on the first rank, which is the fullest: FSDP splits each by rows, rounded up."""
+    """Elements of tensors on the first rank, the fullest: FSDP splits each by rows, rounded up."""
     elements = 0
     for name in names:
         leaf = LAYER_LEAVES.get(name) or ROOT_LEAVES[name]
@@ -86,7 +85,7 @@ def _elements(names: tuple[str, ...], sizes: Sizes, tensor: int, ranks: int) -> 
 
 
 def in_flight(layout: Layout, rank: int) -> float:
-    """Micro-batches whose activations a pipeline rank keeps at once; with virtual stages, a sum of their shares."""
+    """Micro-batches whose activations a rank keeps at once; fractions with virtual stages."""
     pipeline, stages, count = layout.pipeline, layout.virtual_stages, layout.accumulation
     if pipeline == 1:
         return 1
@@ -100,20 +99,19 @@ def in_flight(layout: Layout, rank: int) -> float:
 
 
 class _Layer(NamedTuple):
-    """One layer and micro-batch on one rank."""
+    """Bytes of one layer and micro-batch on one rank."""
 
     stream: float
-    """The residual stream on a rank."""
+    """The residual stream."""
     saved: float
-    """Kept from the forward to the backward pass."""
+    """Activations kept from the forward to the backward pass."""
     again: float
-    """Recomputed by the backward pass, in addition to what was saved."""
+    """Activations that the backward pass computes again."""
     work: float
     """Gradients of activations that the backward pass holds at once."""
 
 
 def _layer_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Layer:
-    """The bytes of a layer."""
     model, element, tensor = workload.model, workload.element, layout.tensor
     tokens = layout.micro_batch_size * model.seq_len
     unit = float(element * tokens * model.n_embd)
@@ -122,7 +120,8 @@ def _layer_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Layer
     attention = kept_of_attention = 4 * split  # q, k, v and the result
     if machine.device == "cpu" and model.dropout:  # no fused kernel: float32 weights, mask and product, (s, s) per head
         attention, kept_of_attention = attention + 12.0 * model.n_head * tokens * model.seq_len / tensor, 3 * split
-    # both LayerNorms' inputs, and their outputs, which enter the split products whole; fc and gelu; two masks of a byte
+    # both LayerNorms' inputs; their outputs, whole also before split products; fc and gelu; two
+    # masks of one byte
     everything = 2 * stream + 2 * unit + 8 * split + attention + (2 * stream / element if model.dropout else 0.0)
     # with sequence parallelism one activation is gathered
     work = stream + 4 * split + (unit if layout.sequence_parallel else 0.0)
@@ -130,27 +129,27 @@ def _layer_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Layer
         return _Layer(stream, everything, 0.0, work)
     saved = stream
     if layout.recompute == "selective":
-        # both projections, and with several ranks before and after their sum; compiled, only attention's sum
+        # results of both projections, with several ranks before and after the sum; compiled, only
+        # attention's sum
         eager = 2 * unit + (2 * stream if tensor > 1 else 0)
         saved += (stream if workload.compiled else eager) + 4 * split + kept_of_attention
     return _Layer(stream, saved, max(0.0, everything - saved), work)
 
 
 class _Loss(NamedTuple):
-    """The loss of one micro-batch on a rank of the last stage."""
+    """Bytes of the loss of one micro-batch, on a rank of the last stage."""
 
     saved: float
-    """While it is computed: the last LayerNorm's input and output."""
+    """The last LayerNorm's input and output, while the loss is computed."""
     logits: float
-    """Logits, or one part of them; their gradient takes their place."""
+    """Logits, or one part of them, which their gradient overwrites."""
     work: float
-    """Beside them, at the peak: the gradients of the input and of the weight."""
+    """Gradients of the input and of the weight, at the peak."""
     kept: float
-    """From then until the backward pass: the last LayerNorm's input, and these gradients."""
+    """The last LayerNorm's input and these gradients, from the loss to the backward pass."""
 
 
 def _loss_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Loss:
-    """The bytes of the loss."""
     model, element, tensor = workload.model, workload.element, layout.tensor
     tokens = layout.micro_batch_size * model.seq_len
     weight = _head(workload, layout)
@@ -159,9 +158,9 @@ def _loss_bytes(workload: Workload, layout: Layout, machine: Machine) -> _Loss:
     saved = stream + unit
     logits = float(element * elements)
     parts = loss_parts(workload.loss, elements * element, machine.memory if machine.device == "cuda" else None)
-    # eager mode computes in float32, some rows at a time, in two tensors
+    # eager mode computes some rows at a time, in two float32 tensors
     wide = 0.0 if workload.compiled else 2 * 4.0 * min(elements // parts, EAGER_ELEMENTS[machine.device])
-    rounded = element * weight if element < 4 and machine.device == "cpu" else 0  # as a CPU's product gives it
+    rounded = element * weight if element < 4 and machine.device == "cpu" else 0  # the result of a CPU's product
     gradients = unit + 4.0 * weight * (2 if parts > 1 else 1) + rounded
     own = element if layout.data > 1 else 4  # bytes per element of the weight's gradient
     return _Loss(saved, logits / parts, max(wide, gradients), stream + unit + own * weight)
@@ -173,18 +172,14 @@ def _head(workload: Workload, layout: Layout) -> int:
 
 
 class MemoryPhase(NamedTuple):
-    """The memory of a pipeline rank in one phase of a step, in bytes."""
+    """Bytes of a pipeline rank in one phase of a step; `_NAMES` says what each field is."""
 
     parameters: float
     moments: float
     buffers: float
-    """Receive buffers of the pipeline: PyTorch allocates one per micro-batch, and 1F1B reuses free ones."""
     rounded: float
-    """Copies of the matrices in the type of the products; with data-parallel ranks gathered ones take their place."""
     gradients: float
-    """Sums, float32."""
     fresh: float = 0.0
-    """Gradients of parameters that the backward pass has just made."""
     saved: float = 0.0
     again: float = 0.0
     work: float = 0.0
@@ -194,16 +189,36 @@ class MemoryPhase(NamedTuple):
     reduced: float = 0.0
 
 
+_NAMES = {  # part and name of each field (ZeRO: Rajbhandari et al. 2020, section 5)
+    "parameters": ("parameters", "float32 parameters"),
+    "moments": ("optimizer", "moments: AdamW's two, Muon's one"),
+    # PyTorch's pipelines allocate one per micro-batch, 1F1B reuses free ones
+    "buffers": ("communication", "receive buffers of the pipeline"),
+    # with data-parallel ranks they are gathered
+    "rounded": ("parameters", "matrices in the type of the products"),
+    "gradients": ("gradients", "summed gradients, float32"),
+    "fresh": ("gradients", "new gradients of a layer"),
+    "again": ("activations", "one layer's activations, computed again"),
+    "work": ("activations", "gradients of activations"),
+    "logits": ("logits and loss", "logits"),
+    "loss": ("logits and loss", "gradients of head and input, or float32 logits"),
+    "gathered": ("communication", "gathered parameters"),
+    "reduced": ("communication", "gradients being reduced"),
+    "saved": ("activations", "kept from forward to backward"),
+}
+
+
 def peak(workload: Workload, layout: Layout, machine: Machine, rank: int) -> MemoryPhase:
     """The fullest phase of a pipeline rank."""
     return max(_phases(workload, layout, machine, rank), key=sum)
 
 
 def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> Iterator[MemoryPhase]:
-    """The phases of a step at which memory may peak: the loss, and the backward pass of the last and the first layer.
+    """The phases that may be the peak: the loss, the backward passes of the last and first layer.
 
-    ZeRO 0 to 2 keep gathered copies during a step, ZeRO 3 those of the embeddings and two layers. Without a pipeline,
-    each layer's gradients are reduced as soon as they exist; with one, all of them at the end.
+    ZeRO 0 to 2 keep gathered copies during a step, ZeRO 3 only those of the embeddings and two
+    layers. Without a pipeline, each layer's gradients are reduced as soon as they exist; with a
+    pipeline, all of them at the end.
     """
     layer, loss = _layer_bytes(workload, layout, machine), _loss_bytes(workload, layout, machine)
     zero, data, count, virtual = layout.zero_stage, layout.data > 1, layout.accumulation, layout.virtual_stages
@@ -226,12 +241,13 @@ def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> 
     moments = float(kept * mine.moments(workload.optimizer))
     phase = MemoryPhase(owned, moments, received * layer.stream, rounded, 0.0)
 
-    before = 0.0  # sums of the micro-batches before; none while all of them are in flight
+    before = 0.0  # sums of earlier micro-batches; none while all micro-batches are in flight
     if count > flying:
         before = float(kept * mine.total if by_layer and zero >= 2 else 4 * whole.total)
-    waiting = 4.0 * whole.root if by_layer and zero >= 2 and before else 0.0  # the embeddings' gradient, being reduced
+    # the embeddings' gradient, being reduced
+    waiting = 4.0 * whole.root if by_layer and zero >= 2 and before else 0.0
     saved = flying * whole.layers * layer.saved
-    if layout.pipeline > 1:  # outputs are kept until the end; inputs lie in the buffers, or are such outputs
+    if layout.pipeline > 1:  # outputs are kept until the end; inputs are in the buffers, or are such outputs
         saved += flying * layer.stream * (first - last) / virtual
 
     if last:
@@ -254,43 +270,25 @@ def _phases(workload: Workload, layout: Layout, machine: Machine, rank: int) -> 
         gathered = float(copy * (whole.root + whole.layer))
         yield phase._replace(gradients=sums, fresh=float(copy * whole.layer), saved=saved, gathered=gathered)
     else:
-        yield in_last_layer._replace(fresh=4 / 3 * whole.layer)  # of the largest matrix, before it is added
+        yield in_last_layer._replace(fresh=4 / 3 * whole.layer)  # gradient of the largest matrix, before it is added
         sums = max(before, 4.0 * whole.layer * whole.layers)
         yield phase._replace(gradients=sums, saved=saved, gathered=everything)
 
 
-_NAMES = {  # part and name of each field of MemoryPhase (ZeRO: Rajbhandari et al. 2020, section 5)
-    "parameters": ("parameters", "float32 parameters"),
-    "moments": ("optimizer", "moments: AdamW's two, Muon's one"),
-    "buffers": ("communication", "what a pipeline receives"),
-    "rounded": ("parameters", "matrices in the type of the products"),
-    "gradients": ("gradients", "summed gradients, float32"),
-    "fresh": ("gradients", "new gradients of a layer"),
-    "again": ("activations", "one layer's activations, computed again"),
-    "work": ("activations", "gradients of activations"),
-    "logits": ("logits and loss", "logits"),
-    "loss": ("logits and loss", "beside the logits"),
-    "gathered": ("communication", "gathered parameters"),
-    "reduced": ("communication", "gradients being reduced"),
-    "saved": ("activations", "kept from forward to backward"),
-}
-
-
 def memory_terms(workload: Workload, layout: Layout, machine: Machine) -> list[Term]:
     """The terms of the fullest GPU's peak within a step."""
-    # rank 0 keeps the most micro-batches and the embedding, the last one has the head, the others have more buffers
+    # rank 0 keeps the most micro-batches and the embedding, the last rank has the head, the others
+    # more buffers
     ranks = {0, 1 % layout.pipeline, layout.pipeline - 1}
     phase = max((peak(workload, layout, machine, rank) for rank in ranks), key=sum)
     terms = [Term(part, getattr(phase, key), name) for key, (part, name) in _NAMES.items()]
     allocated = sum(phase)
     if machine.device == "cpu":
-        gaps = _CPU_FRAGMENTATION * allocated
         terms.append(Term("context", _PYTHON, "Python and PyTorch"))
-        terms.append(Term("context", gaps, "allocator: what glibc keeps"))
+        terms.append(Term("context", _CPU_FRAGMENTATION * allocated, "allocator: memory that glibc keeps"))
     else:
         axes = sum(ranks > 1 for ranks in (layout.tensor, layout.data, layout.pipeline))
-        gaps = _FRAGMENTATION * allocated
         terms.append(Term("communication", axes * _COMMUNICATOR, "NCCL's buffers"))
         terms.append(Term("context", _CUDA_CONTEXT, "CUDA context"))
-        terms.append(Term("context", gaps, "allocator: rounding and gaps"))
+        terms.append(Term("context", _FRAGMENTATION * allocated, "allocator: rounding and gaps"))
     return [term for term in terms if term.value]

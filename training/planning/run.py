@@ -1,4 +1,4 @@
-"""The plan of a run: its settings and data, checked and printed before it starts."""
+"""The plan of a run: its settings and data, checked and printed before the run starts."""
 
 import fnmatch
 from dataclasses import dataclass, replace
@@ -39,16 +39,16 @@ class Plan:
     tokenize: TokenizeSettings
     data: Splits
     machine: Machine | None = None
-    """The job's machine, once known; the plan then has predictions."""
+    """The job's machine; None until it is known. With it, the plan has predictions."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run; nothing is read before it is used."""
+        """The tokenizer of the run, read when it is first used."""
         return Tokenizer(vocabulary_files(self.tokenize.encoder_json, self.tokenize.vocab_bpe))
 
     @cached_property
     def attention(self) -> float:
-        """How many tokens a token attends to, as a share of those in a whole sample; 1 if documents are not apart."""
+        """Tokens that a token attends to, as a share of those in a sample."""
         if not self.experiment.train.reset_attention_mask:
             return 1.0
         samples, weights = self.data.train.parts, self.data.train.weights
@@ -56,15 +56,20 @@ class Plan:
         shares = [within_documents(each, self.experiment.model.seq_len) for each in lengths]
         return float(np.average(shares, weights=weights))
 
+    @cached_property
+    def prediction(self) -> Prediction | None:
+        """Memory and time on the job's machine; None until it is known."""
+        return None if self.machine is None else predict(self.experiment, self.machine, self.attention)
+
     @property
     def seconds(self) -> float | None:
         """The predicted duration of the whole run; None if unknown."""
-        if self.machine is None or not self.machine.timed:
+        if self.prediction is None or not self.prediction.machine.timed:
             return None
-        return self.experiment.train.iterations * predict(self.experiment, self.machine, self.attention).step_seconds
+        return self.experiment.train.iterations * self.prediction.step_seconds
 
     def text(self, done: int = 0, consumed_samples: int = 0) -> str:
-        """The plan of a run that starts, or resumes after `done` iterations and `consumed_samples`."""
+        """The plan as tables, of a run that starts or that resumes after `done` iterations."""
         experiment, model, train = self.experiment, self.experiment.model, self.experiment.train
         padded = with_padded_vocabulary(model, experiment.parallel.tensor)
         left = train.iterations - done
@@ -80,7 +85,7 @@ class Plan:
             "parameters": f"{model.parameters:,} (vocabulary {model.vocab_size:,}; "
             f"{padded.parameters:,} padded to {padded.vocab_size:,})",
             "start": start,
-            "layout": experiment.parallel.factors + self._layout_notes(),
+            "layout": self.layout,
             "batch": f"{train.micro_batch_size} micro x {experiment.accumulation} accumulation "
             f"x {experiment.parallel.data} data = {train.global_batch_size} samples "
             f"= {train.global_batch_size * model.seq_len:,} tokens",
@@ -91,35 +96,32 @@ class Plan:
             rows["no effect"] = ", ".join(experiment.without_effect)
         if all(getattr(train, rule) for rule in DOCUMENT_RULES):
             rows["prompts"] = "eod_mask_loss trains nothing that follows end-of-text: generate needs a prompt"
-        if self.machine:
-            rows |= _predicted_rows(predict(experiment, self.machine, self.attention), left)
+        if self.prediction:
+            rows |= _predicted_rows(self.prediction, left)
         return f"{text_table(rows.items())}\n\n{self._data_table(samples)}"
 
     def as_dict(self, done: int = 0, consumed_samples: int = 0) -> dict[str, Any]:
         """The plan for plan.json: its `text`, the layout, and the predicted duration."""
-        layout = self.experiment.parallel.factors + self._layout_notes()
-        figures: dict[str, Any] = {}
-        if self.machine:
-            prediction = predict(self.experiment, self.machine, self.attention)
-            figures["memory"] = {part: round(value) for part, value in by_part(prediction.memory).items()}
-            figures |= {"memory_bytes": round(prediction.memory_bytes), "machine_bytes": self.machine.memory}
-            if self.machine.timed:
-                figures["seconds"] = self.seconds
-                figures["tokens_per_second"] = prediction.tokens_per_second
-        epoch = {"samples_per_epoch": self.data.train.per_epoch}
-        return {"text": self.text(done, consumed_samples), "layout": layout, **epoch, **figures}
+        document: dict[str, Any] = {"text": self.text(done, consumed_samples), "layout": self.layout}
+        document["samples_per_epoch"] = self.data.train.per_epoch
+        if prediction := self.prediction:
+            document["memory"] = {part: round(value) for part, value in by_part(prediction.memory).items()}
+            document |= {"memory_bytes": round(prediction.memory_bytes), "machine_bytes": prediction.machine.memory}
+            if prediction.machine.timed:
+                document |= {"seconds": self.seconds, "tokens_per_second": prediction.tokens_per_second}
+        return document
 
-    def _layout_notes(self) -> str:
-        """Sequence parallelism, ZeRO, pipeline and recompute, if they are used."""
+    @property
+    def layout(self) -> str:
+        """The layout in words: its factors, then sequence parallelism, ZeRO, pipeline and recompute."""
         experiment, parallel = self.experiment, self.experiment.parallel
-        notes = []
+        notes = [parallel.factors]
         if parallel.tensor > 1 and parallel.sequence_parallel:
             notes.append("sequence parallel")
         if parallel.data > 1:
-            same = " (as ZeRO 1: a pipeline scatters gradients once per step)"
-            notes.append(
-                f"ZeRO {parallel.zero_stage}{same if parallel.zero_stage == 2 and parallel.pipeline > 1 else ''}"
-            )
+            as_stage_1 = parallel.zero_stage == 2 and parallel.pipeline > 1
+            same = " (as ZeRO 1: a pipeline scatters gradients once per step)" * as_stage_1
+            notes.append(f"ZeRO {parallel.zero_stage}{same}")
         if parallel.pipeline > 1:
             layers = stage_layers(experiment.model.n_layer, parallel.pipeline * parallel.virtual_stages)
             idle = bubble_share(parallel.pipeline, parallel.virtual_stages, experiment.accumulation)
@@ -127,10 +129,10 @@ class Plan:
             notes.append(f"{parallel.schedule}, {each} layers, idle {idle:.1%} of the time")
         if experiment.train.recompute != "none":
             notes.append(f"{experiment.train.recompute} recompute")
-        return "".join(f"; {note}" for note in notes)
+        return "; ".join(notes)
 
     def _data_table(self, samples: int) -> str:
-        """One line for each split of each corpus; `samples` are those of the whole run."""
+        """One line for each split of each corpus; `samples`: of the whole run."""
         table: list[tuple[str, ...]] = [
             ("data", "part", "share", "documents", "tokens", "samples", "of the run", "epochs")
         ]
@@ -154,13 +156,12 @@ def _predicted_rows(prediction: Prediction, iterations: int) -> dict[str, str]:
     machine = prediction.machine
     parts = ", ".join(f"{part} {gib(value)}" for part, value in by_part(prediction.memory).items())
     unit = "process" if machine.device == "cpu" else "GPU"
-    rows = {"memory": f"predicted {gib(prediction.memory_bytes)} GiB of {gib(machine.memory)} per {unit}: {parts}"}
-    rows["time"] = "not predicted"
-    if machine.timed:
-        total = duration(iterations * prediction.step_seconds)
-        speed = f"{prediction.tokens_per_second:,.0f} tokens per second, MFU {prediction.mfu:.0%}"
-        rows["time"] = f"predicted {total} at {speed}"
-    return rows
+    memory = f"predicted {gib(prediction.memory_bytes)} GiB of {gib(machine.memory)} per {unit}: {parts}"
+    if not machine.timed:
+        return {"memory": memory, "time": "not predicted"}
+    total = duration(iterations * prediction.step_seconds)
+    speed = f"{prediction.tokens_per_second:,.0f} tokens per second, MFU {prediction.mfu:.0%}"
+    return {"memory": memory, "time": f"predicted {total} at {speed}"}
 
 
 def duration(seconds: float) -> str:
@@ -172,9 +173,10 @@ def duration(seconds: float) -> str:
 
 
 def make_plan(settings: Settings, name: str) -> Plan:
-    """Open the corpora of the model `name` and check that they, and the weights it starts from, fit its settings.
+    """Open the corpora of a model; check that they and the initial weights fit its settings.
 
-    Raises InputError or ConfigError. Skips the check of the weights if a checkpoint exists, even a damaged one.
+    Raises InputError or ConfigError. The weights are not checked if a checkpoint exists, even a
+    damaged one.
     """
     experiment, datasets = settings.experiment(name), settings.datasets(name)
     for pattern in experiment.train.no_decay:
@@ -207,23 +209,18 @@ def machine_of(world: "World", cluster: ClusterSettings) -> Machine:
     return this_gpu(properties.name, properties.total_memory, cluster.gpus, tasks)
 
 
-def resolve_on_rank0(settings: Settings, name: str, world: "World", *, check: bool) -> tuple[Settings, Machine]:
-    """The settings with a layout for a model, chosen here if it is `auto`, and the machine (a collective call).
+def fit_plan(plan: Plan, settings: Settings, world: "World") -> tuple[Plan, Settings]:
+    """Complete the plan on the job's machine (a collective call); returns it with its new settings.
 
-    Rank 0 decides for all. With `check`, raises ConfigError on all ranks if the model is too large for the memory.
+    Rank 0 chooses the layout if it is `auto`. Raises ConfigError on all ranks if the model is too
+    large.
     """
 
     def decide() -> tuple[Settings, Machine]:
         machine = machine_of(world, settings.cluster)
-        chosen = resolve(settings, name, machine, world.size)
-        if check:
-            check_fits(chosen, name, machine, done=newest_iteration(settings.model_folder(name)), here=True)
+        chosen = resolve(settings, plan.name, machine, world.size)
+        check_fits(chosen, plan.name, machine, done=newest_iteration(settings.model_folder(plan.name)), here=True)
         return chosen, machine
 
-    return run_on_rank0(decide, world.rank)
-
-
-def fit_plan(plan: Plan, settings: Settings, world: "World") -> tuple[Plan, Settings]:
-    """The plan and the settings with a layout that fits, see `resolve_on_rank0` (a collective call)."""
-    settings, machine = resolve_on_rank0(settings, plan.name, world, check=True)
-    return replace(plan, experiment=settings.models[plan.name], machine=machine), settings
+    chosen, machine = run_on_rank0(decide, world.rank)
+    return replace(plan, experiment=chosen.models[plan.name], machine=machine), chosen

@@ -2,8 +2,8 @@
 
     ranked = search(workload, machine, PlanRequest(gpus=64, global_batch_size=512))
 
-Layouts that differ only in ZeRO stage and recompute form a group. Within it, one that saves more memory is predicted
-only where none that saves less is feasible.
+Layouts that differ only in ZeRO stage and recompute are tried from the fastest to the one that
+saves the most memory: memory-saving variants are listed only if no cheaper one is feasible.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,13 @@ from training.planning.machines import Machine
 from training.planning.memory import memory_terms
 from training.planning.speed import busiest_traffic, flops_per_token, speed_terms
 
-FEASIBLE, TIGHT = 0.80, 0.92  # shares of the memory: below the first a layout fits, from the second on it does not
+# shares of the memory: a layout is feasible below the first, tight below the second, and else too
+# large
+FEASIBLE, TIGHT = 0.80, 0.92
 RECOMPUTE = ("none", "selective", "full")
 """From the fastest to the one that needs the least memory."""
 _LARGEST_MICRO_BATCH = 128  # matrix products are as fast as they get well before that
-_MOST_GPUS = 2**17  # where the search for enough of them ends
+_MOST_GPUS = 2**17  # where the search for the fewest GPUs gives up
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Prediction:
 
     @property
     def verdict(self) -> str:
-        """`feasible`, `tight` or `too large`; on CPUs only what exceeds all of the memory is too large."""
+        """`feasible`, `tight` or `too large`; on CPUs only more than all memory is too large."""
         share = self.own_bytes / self.machine.memory
         limit = 1.0 if self.machine.device == "cpu" else TIGHT
         return "feasible" if share < FEASIBLE else "tight" if share < limit else "too large"
@@ -88,58 +90,63 @@ class Prediction:
 
     @property
     def links(self) -> tuple[float, float]:
-        """Bytes that a GPU of the busiest pipeline rank sends per step, inside its node and between nodes."""
+        """Bytes that a GPU of the busiest rank sends per step, in its node and between nodes."""
         return busiest_traffic(self.workload, self.layout, self.machine).links
 
     @property
     def rank(self) -> tuple[object, ...]:
-        """The order of predictions: feasible before tight, then the fastest; of equals, the simplest layout.
-
-        Speeds that agree in four digits count as equal.
-        """
+        """Sorting key: feasible before tight, then speed to four digits, then the simplest."""
         layout, speed = self.layout, float(f"{self.tokens_per_second:.4g}")
         simplest = (layout.pipeline, layout.tensor, layout.zero_stage, layout.virtual_stages)
         return (self.verdict != "feasible", -speed, simplest, RECOMPUTE.index(layout.recompute), layout)
 
 
-def search(workload: Workload, machine: Machine, request: PlanRequest) -> list[Prediction]:
-    """The layouts that fit, best first; offload only where nothing fits without it.
+def predict(experiment: Experiment, machine: Machine, attention: float = 1.0) -> Prediction:
+    """Predict the memory and time of an experiment in its layout; `attention` as in `Workload`."""
+    return Prediction(Workload.of(experiment, machine, attention), Layout.of(experiment), machine)
 
-    Left out is what cannot be better than a feasible layout of the list: the same with more recompute, or with a higher
-    ZeRO stage than 1.
+
+def search(workload: Workload, machine: Machine, request: PlanRequest) -> list[Prediction]:
+    """The layouts that fit, best first; with offload only if nothing fits without it.
+
+    Leaves out what cannot be better than a feasible layout of the list: the same layout with more
+    recompute, or with a ZeRO stage higher than 1.
     """
-    found: list[Prediction] = []
     for offload in _offload_choices(machine):
-        if not found:
-            for mesh in _meshes(machine, workload, request):
-                for layout in _batches(request, mesh):
-                    found += _fitting(workload, machine, layout, offload)
-    return sorted(found, key=lambda prediction: prediction.rank)
+        fitting = [
+            prediction
+            for mesh in _meshes(machine, workload, request)
+            for layout in _batches(request, mesh)
+            for prediction in _fitting(workload, machine, layout, offload)
+        ]
+        if fitting:
+            return sorted(fitting, key=lambda prediction: prediction.rank)
+    return []
 
 
 def smallest(workload: Workload, machine: Machine, request: PlanRequest) -> Prediction | None:
     """The layout that takes the least memory; None if no layout takes the batch."""
     offload = _offload_choices(machine)[-1]
-    least = (
+    predictions = (
         Prediction(workload, list(_savings(next(_batches(request, mesh)), offload and mesh.data > 1))[-1], machine)
         for mesh in _meshes(machine, workload, request)
     )
-    return min(least, key=lambda prediction: (prediction.memory_bytes, prediction.layout), default=None)
+    return min(predictions, key=lambda prediction: (prediction.memory_bytes, prediction.layout), default=None)
 
 
 def fewest_gpus(workload: Workload, machine: Machine, request: PlanRequest) -> int | None:
     """The smallest number of GPUs on which something fits, doubling the requested number."""
     gpus = request.gpus
     while gpus <= _MOST_GPUS:
-        found = smallest(workload, machine, replace(request, gpus=gpus))
-        if found is not None and found.fits:
+        least = smallest(workload, machine, replace(request, gpus=gpus))
+        if least is not None and least.fits:
             return gpus
         gpus *= 2
     return None
 
 
 def _meshes(machine: Machine, workload: Workload, request: PlanRequest) -> Iterator[Layout]:
-    """Ways to spread the model over the GPUs for which some micro-batch works; without ZeRO and recompute."""
+    """Ways to spread the model that some micro-batch suits; without ZeRO and recompute."""
     model, gpus = workload.model, request.gpus
     node = min(gpus, machine.per_node)
     for tensor, pipeline in product(_divisors(model.n_head), _divisors(gpus)):
@@ -150,7 +157,7 @@ def _meshes(machine: Machine, workload: Workload, request: PlanRequest) -> Itera
                 continue
             mesh = Layout(
                 tensor=tensor,
-                sequence_parallel=tensor > 1 and model.seq_len % tensor == 0,  # it only saves
+                sequence_parallel=tensor > 1 and model.seq_len % tensor == 0,  # saves memory at no cost
                 pipeline=pipeline,
                 schedule="interleaved_1f1b" if virtual > 1 else "1f1b",
                 virtual_stages=virtual,
@@ -161,23 +168,20 @@ def _meshes(machine: Machine, workload: Workload, request: PlanRequest) -> Itera
 
 
 def _batches(request: PlanRequest, mesh: Layout) -> Iterator[Layout]:
-    """The mesh with each micro-batch and accumulation that the schedule takes, from the smallest micro-batch."""
+    """The mesh with each micro-batch that the schedule takes, smallest first."""
     per_rank, rest = divmod(request.global_batch_size, mesh.data)
     if rest:
         return
-    asked = request.micro_batch_size
-    takes = mesh.parallel.takes
-    for micro in [asked] if asked else range(1, min(per_rank, _LARGEST_MICRO_BATCH) + 1):
+    given, takes = request.micro_batch_size, mesh.parallel.takes
+    for micro in [given] if given else range(1, min(per_rank, _LARGEST_MICRO_BATCH) + 1):
         accumulation, rest = divmod(per_rank, micro)
         if not rest and takes(accumulation):
             yield mesh._replace(micro_batch_size=micro, accumulation=accumulation)
 
 
 def _savings(layout: Layout, offload: bool) -> Iterator[Layout]:
-    """The layout with every ZeRO stage and recompute, from the least to the most saving.
-
-    A pipeline makes stage 2 the same as 1.
-    """
+    """The layout with each ZeRO stage and recompute; the last one saves the most memory."""
+    # under a pipeline, stage 2 is the same as 1
     stages = (0,) if layout.data == 1 else (0, 1, 3) if layout.pipeline > 1 else (0, 1, 2, 3)
     for zero, recompute in product(stages, RECOMPUTE):
         if zero or not offload:
@@ -198,7 +202,7 @@ def _fitting(workload: Workload, machine: Machine, layout: Layout, offload: bool
 
 
 def _no_slower(one: Layout, other: Layout) -> bool:
-    """Whether the first saves less memory than the other and is at least as fast.
+    """Whether the first layout, which saves less memory, is at least as fast as the other.
 
     Stages 0 and 1 are both tried: 1 communicates as much as 0, and its optimizer has less to do.
     """
@@ -207,7 +211,7 @@ def _no_slower(one: Layout, other: Layout) -> bool:
 
 
 def _offload_choices(machine: Machine) -> tuple[bool, ...]:
-    """Whether offload may be off or on: a CPU has nowhere to move anything."""
+    """The values of `offload` to try; a CPU cannot offload."""
     return (False, True) if machine.device == "cuda" else (False,)
 
 

@@ -1,8 +1,9 @@
 """The time of one optimiser step in a layout, in seconds.
 
-The busiest pipeline rank sets the pace: its terms for all micro-batches, its waiting for other ranks, and the work that
-is done once per step. The model is of this trainer: flash attention, recompute that keeps products, ZeRO by FSDP2.
-docs/planning_model.md has the formulas; `python -m benchmarks.training planning` shows errors against published runs.
+The busiest pipeline rank sets the pace: its work for all micro-batches, its waiting for other
+ranks, and its work once per step. Predicts this trainer: flash attention, recompute that keeps
+products, ZeRO by FSDP2. docs/planning_model.md has the formulas; `python -m benchmarks.training
+planning` shows errors against published runs.
 """
 
 from functools import partial
@@ -19,34 +20,40 @@ from training.planning.memory import Shards, held
 from training.planning.traffic import Traffic, rounds, sums_per_layer, traffic
 
 CONVENTION = "6N+12Lhs"
-"""How operations are counted (Chowdhery et al. 2022, appendix B; as in nanoGPT), see `flops_per_token`."""
+"""How operations are counted (Chowdhery et al. 2022, appendix B): see `flops_per_token`."""
 
-PRODUCTS = 0.77  # of the peak; alone 770 to 800 of 989 TFLOP/s on an H200, less in a step, whose load lowers clocks
-BANDWIDTH = 0.82  # of the memory's; copies reach .9 on an H200 (4.3 of 4.8 TB/s), kernels with sums over rows less
-_START = 4e-6  # seconds of each kernel: launch, filling and draining the device
-_HIDDEN = 0.1  # of communication behind computation: NCCL takes multiprocessors and the memory's bandwidth
-# Float32 operations per attention score beside the products: calibrated, between FlashAttention-2 on A100 and cuDNN on
-# H100. Dropout: Philox has 60 instructions per eight numbers, and the mask, twice.
+# share of the peak: products alone reach 770 to 800 of 989 TFLOP/s on an H200, in a step clocks are
+# lower
+PRODUCTS = 0.77
+# share of the memory's bandwidth: copies reach .9 on an H200 (4.3 of 4.8 TB/s), kernels with sums
+# over rows less
+BANDWIDTH = 0.82
+_START = 4e-6  # seconds per kernel: launch, filling and draining the device
+_HIDDEN = 0.1  # what hidden communication still costs: NCCL takes multiprocessors and the memory's bandwidth
+# Float32 operations per attention score in addition to the products: calibrated, between
+# FlashAttention-2 on A100 and cuDNN on H100. Dropout: 60 instructions of Philox per eight numbers,
+# and the mask, both twice.
 _SCORE, _SCORE_DROPOUT = 100.0, 40.0
 _HOST_LINK = 25e9  # bytes/s: PCIe 4 between GPU and host in practice; a GPU's share of the host's memory is similar
 
-# Elements that a layer reads and writes per token, in widths: forward and backward, outside the split matrices
-# (LayerNorms 6, residuals 11, gradients of biases 2) and inside (GELU 20, gradients of biases 7, heads put together 2,
-# gradients of q, k, v: sums in float32 6, put together 6).
+# Elements that a layer reads and writes per token, in widths: forward and backward, outside the
+# split matrices (LayerNorms 6, residuals 11, gradients of biases 2) and inside (GELU 20, gradients
+# of biases 7, heads put together 2, gradients of q, k, v: sums in float32 6, put together 6).
 _OUTSIDE, _INSIDE = 19.0, 41.0
-_OUTSIDE_AGAIN, _INSIDE_AGAIN = 6.0, 10.0  # recomputed: all of the forward pass but the last residual
-_SLICES = 16.0  # sequence parallelism with several samples: eight times, slices of samples are put in order
-_KERNELS = {True: 15, False: 45}  # per layer, beside products and attention; compiled: neighbours are fused
+_OUTSIDE_AGAIN, _INSIDE_AGAIN = 6.0, 10.0  # recomputed: the forward pass without the last residual
+_SLICES = 16.0  # sequence parallelism with several samples reorders slices of samples eight times
+_KERNELS = {True: 15, False: 45}  # per layer, without products and attention; compiled and eager
 _EAGER_LOGIT = 56  # bytes per logit: seven passes over float32 copies, forward and backward
 _ADAMW = 40.0  # bytes per parameter: gradient norm 4, clipping 8, AdamW 28
 
 
 def flops_per_token(model: ModelSettings, attention: float = 1.0) -> int:
-    """Operations per token, forward and backward: 6 (N - wpe) + 12 L h s, with N parameters, L layers of width h.
+    """Operations per token: 6 (N - wpe) + 12 L h s, for N parameters and L layers of width h.
 
-    Per weight two operations in the forward pass and four in the backward pass, plus attention's two products. This is
-    the model's work, whatever the layout or kernel: vocabulary padding and recompute do not count, the masked half of
-    attention does. Where tokens attend within their document, attention counts times its share (`within_documents`).
+    Two operations per weight in the forward pass and four in the backward pass, plus attention's
+    two products. This is the model's work in any layout: vocabulary padding and recompute do not
+    count, the masked half of attention does. Attention counts times the share `attention` (see
+    `within_documents`).
     """
     positions = model.seq_len * model.n_embd  # wpe is only looked up; wte is multiplied in the head
     products = 12 * model.n_layer * model.n_embd * model.seq_len
@@ -54,10 +61,11 @@ def flops_per_token(model: ModelSettings, attention: float = 1.0) -> int:
 
 
 def within_documents(lengths: npt.NDArray[np.int64], seq_len: int) -> float:
-    """How many tokens a token attends to within its document, as a share of those in a whole sample.
+    """Tokens that a token attends to within its document, as a share of those in a whole sample.
 
-    The means over all tokens of documents with these `lengths`, cut into samples anywhere: token i of a document sees
-    itself and the min(i, u) before it, where its place u in the sample has every value from 0 to seq_len - 1.
+    The mean over all tokens of documents with these `lengths`, cut into samples anywhere: token i
+    of a document sees itself and the min(i, u) tokens before it, where its index u in the sample is
+    any of 0 to seq_len - 1.
     """
     first = np.arange(seq_len)
     seen, whole = np.cumsum((first + 1) * (seq_len - first / 2) / seq_len), (seq_len + 1) / 2
@@ -73,7 +81,7 @@ def busiest_traffic(workload: Workload, layout: Layout, machine: Machine) -> Tra
 
 
 def speed_terms(workload: Workload, layout: Layout, machine: Machine) -> list[Term]:
-    """The terms of a step's time that are not hidden behind each other; their sum is the time of the step."""
+    """The terms of a step's time, without what computation hides: their sum is the step's time."""
     model, pipeline, accumulation = workload.model, layout.pipeline, layout.accumulation
     layer, head = _layer_seconds(workload, layout, machine), _head_seconds(workload, layout, machine)
 
@@ -81,7 +89,7 @@ def speed_terms(workload: Workload, layout: Layout, machine: Machine) -> list[Te
     first, last = held(model, layout, 0), held(model, layout, pipeline - 1)
     has_head = last.layers * layer.total + head >= first.layers * layer.total
     shards = last if has_head else first
-    layers = accumulation * shards.layers  # that it computes in a step
+    layers = accumulation * shards.layers  # computed per step
 
     # one micro-batch on it
     sent = traffic(workload, layout, machine, shards)
@@ -113,10 +121,10 @@ def speed_terms(workload: Workload, layout: Layout, machine: Machine) -> list[Te
 
 
 class _LayerSeconds(NamedTuple):
-    """A layer and a micro-batch on one rank."""
+    """Seconds of one layer and micro-batch on one rank."""
 
     products: float
-    """Of the forward pass; the backward pass takes twice as long."""
+    """In the forward pass; the backward pass takes twice as long."""
     attention: float
     elementwise: float
     recompute: float
@@ -144,14 +152,15 @@ def _layer_seconds(workload: Workload, layout: Layout, machine: Machine) -> _Lay
     if layout.recompute != "none":
         recompute = one_pass * (_OUTSIDE_AGAIN * outside + _INSIDE_AGAIN / tensor) + starts / 3
     if layout.recompute == "full":
-        # nothing in the backward pass needs the result of the last product, unless eager dropout follows
+        # the backward pass does not need the result of the last product, unless eager dropout
+        # follows
         skipped = 0 if workload.model.dropout and not compiled else mlp_projection
         recompute += products - skipped + attention_forward
     return _LayerSeconds(products, attention_forward + attention_backward, elementwise, recompute)
 
 
 def _head_seconds(workload: Workload, layout: Layout, machine: Machine) -> float:
-    """Logits and loss of a micro-batch, forward and backward."""
+    """Seconds of logits and loss of a micro-batch, forward and backward."""
     model, columns = workload.model, padded_vocab_size(workload.model.vocab_size, layout.tensor) // layout.tensor
     per_logit = 4 * workload.element if workload.compiled or machine.device == "cpu" else _EAGER_LOGIT
     moved = per_logit * layout.micro_batch_size * model.seq_len * columns
@@ -159,21 +168,21 @@ def _head_seconds(workload: Workload, layout: Layout, machine: Machine) -> float
 
 
 def _product(workload: Workload, layout: Layout, machine: Machine, inner: float, columns: float) -> float:
-    """Seconds of (tokens, inner) x (inner, columns): its operations, its three matrices, its start."""
+    """Seconds of (tokens, inner) x (inner, columns): operations, its three matrices, its start."""
     rows, rate = layout.micro_batch_size * workload.model.seq_len, PRODUCTS * machine.peak_flops(workload.precision)
     moved = workload.element * (rows * inner + inner * columns + rows * columns)
     return 2 * rows * inner * columns / rate + moved / _memory_rate(machine) + _START
 
 
 def _memory_rate(machine: Machine) -> float:
-    """Bytes per second."""
+    """Bytes per second that kernels reach."""
     return BANDWIDTH * machine.gpu.memory_gb_per_s * 1e9
 
 
 def attention_seconds(workload: Workload, layout: Layout, machine: Machine) -> tuple[float, float]:
-    """Attention of a layer and a micro-batch, forward and backward: the causal half, two products and five.
+    """Seconds of a layer's attention per micro-batch, forward and backward.
 
-    Dao 2023, FlashAttention-2.
+    The causal half, two products forward and five backward (Dao 2023, FlashAttention-2).
     """
     model = workload.model
     head_size = model.n_embd // model.n_head
@@ -185,10 +194,10 @@ def attention_seconds(workload: Workload, layout: Layout, machine: Machine) -> t
 
 
 def _weight_bytes(layout: Layout, parameters: int, element: int) -> float:
-    """Bytes that a step moves to round weights, once (6 per parameter), and to accumulate their gradients (12).
+    """Bytes moved to round weights once per step (6 per parameter) and to sum gradients (12).
 
-    Data parallelism casts weights once, adds gradients in the type of the products (10), and copies what is gathered
-    (4) and scattered (8) into and out of buffers.
+    Data parallelism casts weights once, adds gradients in the type of the products (10), and copies
+    gathered (4) and scattered (8) tensors into and out of buffers.
     """
     count = layout.accumulation
     if layout.data == 1:
@@ -198,7 +207,7 @@ def _weight_bytes(layout: Layout, parameters: int, element: int) -> float:
 
 
 def _data_parallel(layout: Layout, sent: Traffic, forward: float) -> list[Term]:
-    """Communication that computation does not hide; `forward`: seconds of a micro-batch's forward pass."""
+    """Communication that computation does not hide; `forward`: seconds of one forward pass."""
     gathers, scatters = rounds(layout)
 
     def exposed(sent_bytes: float, window: float) -> float:
@@ -213,7 +222,7 @@ def _data_parallel(layout: Layout, sent: Traffic, forward: float) -> list[Term]:
 
 
 def _update(layout: Layout, shards: Shards, memory_rate: float) -> list[Term]:
-    """The optimiser; offloaded, shards cross the host's link in float32, and AdamW runs in the host's memory."""
+    """The optimiser; if offloaded, in the host's memory, with float32 shards crossing the link."""
     parameters = shards.total / (layout.data if layout.zero_stage else 1)
     if not layout.offload:
         return [Term("optimizer", _ADAMW * parameters / memory_rate, "norm, clipping, AdamW")]
@@ -225,11 +234,12 @@ def _update(layout: Layout, shards: Shards, memory_rate: float) -> list[Term]:
 
 
 def _newton_schulz(workload: Workload, layout: Layout, machine: Machine, sent: Traffic, layers: int) -> list[Term]:
-    """Muon's Newton-Schulz, spread over the ranks of a stage in whole matrices, and the all-to-alls around it.
+    """Muon's Newton-Schulz on whole matrices, spread over a stage's ranks, and its all-to-alls.
 
-    Five iterations of 4 m^2 n + 2 m^3 operations, (m, n) with m <= n: per layer q, k, v and the projection of attention
-    (h, h), and two of (h, 4h). Shards go to the ranks of their matrices and the results to all that hold a part, in the
-    type of the products: with ZeRO 0 the results alone, but to all data ranks.
+    Five iterations of 4 m^2 n + 2 m^3 operations for a matrix (m, n), m <= n: per layer q, k, v and
+    attention's projection, each (h, h), and two of (h, 4h). In the type of the products, shards go
+    to the rank of their matrix, and the result to each rank with a part of it. ZeRO 0 sends only
+    results, but to all data ranks.
     """
     width, ranks = workload.model.n_embd, layout.tensor * layout.data
     flops = 5 * (4 * 6 + 2 * 18) * width**3 * layers  # 6 m^3 for each square one, 18 m^3 for each of the MLP
@@ -237,7 +247,7 @@ def _newton_schulz(workload: Workload, layout: Layout, machine: Machine, sent: T
     spread = min(ranks, 4 * layers)  # matrices are not split
     members = sent.data_ranks if layout.data > 1 else sent.tensor_ranks
     parts = layout.tensor * (layout.data if layout.zero_stage else 1)
-    shares = (parts - 1) / parts / ranks + (ranks - 1) / ranks / parts  # of all matrices: what a rank receives
+    shares = (parts - 1) / parts / ranks + (ranks - 1) / ranks / parts  # that a rank receives of all matrices
     moved = workload.element * 12 * width**2 * layers * shares
     return [
         Term("optimizer", flops / rate / spread, "Newton-Schulz"),

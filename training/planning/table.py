@@ -16,10 +16,7 @@ _HEADS = {"logits and loss": "loss", "communication": "buffers", "parameters": "
 
 
 def layout_table(predictions: Sequence[Prediction], tokens: float) -> str:
-    """One line per prediction: the layout, its speed, what a GPU sends per step, and the time for `tokens`.
-
-    `batch` is micro_batch_size x accumulation.
-    """
+    """One line per prediction: layout, speed, bytes sent per GPU and step, time for `tokens`."""
     head = ("", "tp", "pp", "dp", "ZeRO", "batch", "recompute")
     speed = ("tokens/s", "MFU", "idle", "in node", "between", "hours", "GPU-hours")
     rows: list[tuple[str, ...]] = [(*head, *speed)]
@@ -36,7 +33,7 @@ def layout_table(predictions: Sequence[Prediction], tokens: float) -> str:
                 f"{layout.pipeline}{f' x {layout.virtual_stages}' if layout.virtual_stages > 1 else ''}",
                 str(layout.data),
                 f"{layout.zero_stage if layout.data > 1 else '-'}{' offload' * layout.offload}",
-                f"{layout.micro_batch_size} x {layout.accumulation}",
+                f"{layout.micro_batch_size} x {layout.accumulation}",  # `batch`
                 layout.recompute,
                 *times,
                 f"{prediction.bubble_share:.1%}",
@@ -48,7 +45,7 @@ def layout_table(predictions: Sequence[Prediction], tokens: float) -> str:
 
 
 def fact_table(name: str, request: PlanRequest, best: Prediction, tokens: float) -> str:
-    """The model, machine and batch; a speed that is not predicted, and what offload needs."""
+    """The model, machine, batch and run."""
     model, machine = best.workload.model, best.machine
     rows = {
         "model": f"{name}: {model.n_layer} layers, {model.n_embd} wide, {model.n_head} heads, "
@@ -59,7 +56,7 @@ def fact_table(name: str, request: PlanRequest, best: Prediction, tokens: float)
         "run": f"{tokens / 1e9:,.1f} B tokens" if tokens >= 1e9 else f"{tokens:,.0f} tokens",
     }
     if not machine.timed:
-        rows["speed"] = "not predicted on CPUs; training.probe measures it"
+        rows["speed"] = "not predicted on CPUs; cluster.autotune measures it"
     if best.layout.offload:
         host = 16 * model.parameters / best.layout.world_size  # weight, gradient, two moments
         rows["offload"] = f"each GPU needs {host / GIB:,.1f} GiB of CPU memory"
@@ -80,7 +77,7 @@ def memory_table(predictions: Sequence[Prediction]) -> str:
 
 
 def gpu_table(kinds: Mapping[str, GpuSettings]) -> str:
-    """One line per kind of GPU: memory, dense peaks in TFLOP/s, bandwidths of its memory and links in GB/s."""
+    """One line per kind of GPU: memory, dense peaks, bandwidths of its memory and links."""
     rows: list[tuple[str, ...]] = [
         ("kind", "GiB", "bfloat16", "float16", "float32", "memory", "in node", "network", "per node"),
         ("", "", "TFLOP/s", "TFLOP/s", "TFLOP/s", "GB/s", "GB/s", "GB/s", ""),
@@ -119,14 +116,14 @@ def _hours(hours: float) -> str:
 
 
 def config_text(name: str, layout: Layout) -> str:
-    """A layout as the YAML of a configuration, to be merged into one: `snakemake --configfile BASE FILE`."""
+    """A layout as YAML, to be merged into a configuration: `snakemake --configfile BASE FILE`."""
     return yaml.safe_dump({"models": {name: layout.keys()}}, sort_keys=False)
 
 
 def plan_document(
     name: str, request: PlanRequest, predictions: Sequence[Prediction], fitting: int, tokens: float
 ) -> dict[str, Any]:
-    """The whole answer as plain data; bytes, seconds and shares as they are. `fitting` layouts fit in all."""
+    """The whole plan as plain data, numbers not rounded; `fitting`: how many layouts fit."""
     workload, machine = predictions[0].workload, predictions[0].machine
     return {
         "request": {"model": name, **vars(request), "tokens": tokens},

@@ -1,7 +1,7 @@
 """The bytes that each GPU of a layout sends per step, by group of ranks and kind of link.
 
-Tensor ranks are adjacent, then data ranks, then pipeline ranks. Collectives are rings: a sum of S bytes over n ranks
-sends 2 (n - 1) / n S from each, a gather or a scatter half of that.
+Tensor ranks are adjacent, then data ranks, then pipeline ranks. Collectives are rings: a sum of S
+bytes over n ranks sends 2 (n - 1) / n S from each, a gather or a scatter half of that.
 """
 
 from math import ceil, log2
@@ -22,17 +22,18 @@ class Group(NamedTuple):
     """Ranks that communicate."""
 
     crosses: bool
-    """Whether the group has ranks on several nodes."""
+    """Whether its ranks are on several nodes."""
     bandwidth: float
     """Bytes per second that one rank sends around the ring."""
     latency: float
-    """Seconds of a collective without data: a gather or a scatter; a sum takes two."""
+    """Seconds of a gather or scatter without data; a sum takes twice as long."""
 
 
 def group(machine: Machine, size: int, stride: int, world_size: int) -> Group:
-    """The group of `size` ranks, each `stride` after the one before. A ring is as slow as its slowest link.
+    """The group of `size` ranks that are `stride` apart; a ring is as slow as its slowest link.
 
-    A node's ranks of the group share what those of `stride` groups leave of its network.
+    `stride` such groups share the network of a node, which a group uses from each of its ranks
+    there.
     """
     gpu, span = machine.gpu, size * stride
     crosses = size > 1 and world_size > machine.per_node and (span > machine.per_node or machine.per_node % span > 0)
@@ -44,7 +45,7 @@ def group(machine: Machine, size: int, stride: int, world_size: int) -> Group:
 
 
 def _neighbours(machine: Machine, size: int, world_size: int) -> Group:
-    """Pipeline ranks, which are the farthest apart: each sends to the next by its own share of the network."""
+    """Pipeline ranks, the farthest apart: each uses its own share of the network."""
     if size > 1 and world_size > machine.per_node:
         return Group(True, _NETWORK * machine.gpu.network_gb_per_s * 1e9, _NETWORK_HOP)
     return Group(False, _NODE * machine.gpu.node_gb_per_s * 1e9, _NODE_HOP)
@@ -61,8 +62,9 @@ class Traffic(NamedTuple):
     pipeline: float
     """Activations and their gradients."""
     gathers: float
-    """Parameters."""
+    """Parameters, gathered."""
     gradients: float
+    """Gradients, scattered or summed."""
 
     @property
     def links(self) -> tuple[float, float]:
@@ -95,7 +97,7 @@ def traffic(workload: Workload, layout: Layout, machine: Machine, shards: Shards
 
 
 def rounds(layout: Layout) -> tuple[int, int]:
-    """How often a step gathers parameters and scatters gradients; PyTorch's pipelines scatter once, at their end."""
+    """Gathers of parameters and scatters of gradients per step; a pipeline scatters once."""
     if layout.data == 1:
         return 0, 0
     count, zero, alone = layout.accumulation, layout.zero_stage, layout.pipeline == 1

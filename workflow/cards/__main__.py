@@ -1,26 +1,23 @@
 """Write the dataset and model cards of a finished run, for publication.
 
     python -m workflow.cards --run results/demo
-    python -m corpus.export --input results/demo/dedup --output-dir parquet
-    python -m workflow.cards --run results/demo --documents parquet/*.parquet --output-dir parquet
+    python -m workflow.cards --run results/demo --output-dir cards
 
-Writes README.md, a dataset card, and croissant.json; for each trained model models/NAME/README.md, a model card, and
-models/NAME/training_content.md, the European Commission's public summary of training content. All are in RUN/cards or
---output-dir. --documents names exported files to describe instead of the run's own. Every figure comes from the run's
-files; what only a person can say reads TO BE FILLED IN.
+Writes README.md, a dataset card, and for each trained model models/NAME/README.md, a model card,
+and models/NAME/training_content.md, the European Commission's public summary of training content.
+All are in RUN/cards or --output-dir. Every figure comes from the run's files; what only a person
+can say reads TO BE FILLED IN.
 """
 
-import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from common import cli, page
 from common import steps as table
 from common.errors import InputError
-from common.files import REMOVED_IDS, expand_inputs, removed_ids, sha256, shard_paths, write_text
+from common.files import REMOVED_IDS, removed_ids, shard_paths, write_text
 from common.settings import Settings
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from training.trace import Trace
@@ -53,12 +50,11 @@ def corpus_facts(settings: Settings) -> dict[str, Any]:
         "settings": settings,
         "steps": steps,
         "documents": documents,
-        "shards": shards,
         "dataset": dataset,
-        "languages": sorted((code, found) for (key, code), found in kept if key == "detected_language"),
+        "languages": sorted((code, counts) for (key, code), counts in kept if key == "detected_language"),
         "opt_outs": [(reason, count) for step in read for reason, count in step.reasons if reason in _OPT_OUTS],
         "removed": removed,
-        "fetched": [found for part in parts if (found := part.get("fetch_dates"))],
+        "fetched": [dates for part in parts if (dates := part.get("fetch_dates"))],
     }
 
 
@@ -67,8 +63,14 @@ def model_facts(trace: Trace, model: Model, own: Path) -> dict[str, Any]:
     experiment, datasets = trace.settings.experiment(model.name), []
     for number, prefix in enumerate(trace.prefixes):
         epoch, taken = trace.order(number, 0).epoch, trace.blend.taken(trace.consumed, number)
-        found = {"name": _name(prefix), "tokens": int(epoch.ends[-1]), "passes": taken / len(epoch.samples)}
-        datasets.append({**found, "own": prefix.resolve() == own.resolve()})
+        datasets.append(
+            {
+                "name": _name(prefix),
+                "tokens": int(epoch.ends[-1]),
+                "passes": taken / len(epoch.samples),
+                "own": prefix.resolve() == own.resolve(),
+            }
+        )
     evaluated = ", ".join(_name(Path(each)) for each in (model.evaluation or {}).get("data", "").split(", "))
     return {
         **experiment.model.model_dump(),
@@ -89,28 +91,24 @@ def _name(prefix: Path) -> str:
     return prefix.parents[1].name if prefix.parent.name == "dataset" else prefix.name
 
 
-def write_cards(run: Path, output: Path, documents: Sequence[Path] = (), *, sme: bool = False) -> list[Path]:
-    """Write the cards of a run; returns the files. Raises InputError if it has neither corpus nor model."""
+def write_cards(run: Path, output: Path, *, sme: bool = False) -> list[Path]:
+    """Write the cards of a run; returns the files.
+
+    Raises InputError if the run has neither corpus nor model.
+    """
     written = dict[str, str]()
     settings = load_run(run)
     facts, foreign = corpus_facts(settings), settings.model_copy(update={"urls": [], "sources": []})
     if facts["documents"]:
-        files = documents or facts["shards"]
-        with ThreadPoolExecutor() as pool:
-            hashed = list(zip(files, pool.map(sha256, files), strict=True))
-        facts["files"] = [(os.path.relpath(file, output), file, digest) for file, digest in hashed]
-        for name, template in (("README.md", "dataset_card.md"), ("croissant.json", "croissant.json")):
-            written[name] = page.render("workflow.cards", template, **facts)
+        written["README.md"] = page.render("workflow.cards", "dataset_card.md", **facts)
     for model in trained_models(run):
         trace = Trace(run / "models" / model.name)
-        found = model_facts(trace, model, settings.dataset_prefix)
-        about = facts if any(dataset["own"] for dataset in found["datasets"]) else corpus_facts(foreign)
+        own = model_facts(trace, model, settings.dataset_prefix)
+        corpus = facts if any(dataset["own"] for dataset in own["datasets"]) else corpus_facts(foreign)
         content = read_content(trace, 5, 1000) if sme else read_content(trace, 10)  # the template, section 2.3
-        found = about | found | {"content": content, "sme": sme}
-        written[f"models/{model.name}/README.md"] = page.render("training.huggingface", "model_card.md", **found)
-        written[f"models/{model.name}/training_content.md"] = page.render(
-            "workflow.cards", "training_content.md", **found
-        )
+        values, folder = corpus | own | {"content": content, "sme": sme}, f"models/{model.name}"
+        written[f"{folder}/README.md"] = page.render("training.huggingface", "model_card.md", **values)
+        written[f"{folder}/training_content.md"] = page.render("workflow.cards", "training_content.md", **values)
     if not written:
         raise InputError(f"{run}: has no statistics of documents and no trained model yet")
     for name, text in written.items():
@@ -123,13 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("workflow.cards", __doc__)
     parser.add_argument("--run", type=cli.input_path, required=True, metavar="DIR", help="`run` of a configuration")
-    parser.add_argument("--documents", type=cli.any_files, nargs="+", metavar="PATH", help="exported documents")
     parser.add_argument("--output-dir", type=cli.output_folder, metavar="DIR", help="folder of the cards (RUN/cards)")
     parser.add_argument("--sme", action="store_true", help="fewer domains, as small and medium enterprises may list")
     arguments = parser.parse_args(argv)
-    documents = expand_inputs(arguments.documents, "files") if arguments.documents else []
     output = arguments.output_dir or arguments.run / "cards"
-    print("\n".join(map(str, write_cards(arguments.run, output, documents, sme=arguments.sme))))
+    print("\n".join(map(str, write_cards(arguments.run, output, sme=arguments.sme))))
     return 0
 
 

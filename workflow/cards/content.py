@@ -1,10 +1,11 @@
 """The training content of a model: tokens by domain, or by file for documents of files.
 
     content = read_content(Trace(folder), percent=10)
-    content.domains                         # (domain, tokens) of the tenth of the domains with the most tokens
+    content.domains    # (domain, tokens) of the tenth of the domains with the most tokens
 
-A token counts each time that it was a target. A sample of seq_len + 1 tokens has seq_len of them: its first is none, so
-that the token at the border of two samples counts once. All together are the `consumed_tokens` of train.csv.
+A token counts each time that it was a target. A sample of seq_len + 1 tokens has seq_len targets:
+all but its first, so that the token at the border of two samples counts once. Their sum is the
+`consumed_tokens` of train.csv.
 """
 
 from collections import Counter
@@ -35,13 +36,16 @@ class Content(NamedTuple):
     files: list[tuple[str, int]]
     """(file, tokens of documents that were read from it), archives included, the most first."""
     crawled: int
-    """Tokens of pages crawled by the run or its base; the other tokens have neither URL nor file."""
+    """Tokens of crawled pages, by the run or its base; the rest has neither URL nor file."""
 
 
 def targets_read(trace: Trace, corpus: int, documents: int) -> npt.NDArray[np.int64]:
-    """How many targets of each document of a dataset were read, (documents,): O(documents + samples) per epoch."""
+    """How many targets of each document of a dataset were read, (documents,).
+
+    Takes O(documents + samples) per epoch.
+    """
     taken, size = trace.blend.taken(trace.consumed, corpus), trace.seq_len
-    found = np.zeros(documents, np.int64)
+    targets = np.zeros(documents, np.int64)
     samples = len(trace.order(corpus, 0).epoch.samples)
     for number in range(-(-taken // samples)):
         epoch = trace.order(corpus, number).epoch
@@ -50,13 +54,14 @@ def targets_read(trace: Trace, corpus: int, documents: int) -> npt.NDArray[np.in
         before = np.cumsum(read) - read
         # a document that ends at token n of the epoch ends at target n - 1
         sample, rest = np.divmod(np.clip(epoch.ends - 1, 0, samples * size), size)
-        found[epoch.documents] += np.diff(before[sample] + np.minimum(read[sample], rest), prepend=0)
-    return found
+        targets[epoch.documents] += np.diff(before[sample] + np.minimum(read[sample], rest), prepend=0)
+    return targets
 
 
 def read_content(trace: Trace, percent: int = 10, most: int = 10**9) -> Content:
-    """Count what a model was trained on; lists `percent` of its domains, rounded up, at most `most`."""
-    domains, files, crawled, removed = Counter[int](), Counter[str](), 0, 0
+    """Count what a model was trained on; list `percent` of its domains, at most `most`."""
+    domains, files = Counter[int](), Counter[str]()
+    crawled = removed = 0
     named: dict[int, tuple[DocumentTable, int]] = {}
     for corpus, prefix in enumerate(trace.prefixes):
         if not suffixed(prefix, DOCUMENTS).is_file():
@@ -89,6 +94,6 @@ def recount(shards: Iterable[Path]) -> Stats:
 
 
 def without_tombstones(prefix: Path) -> tuple[int, int]:
-    """The documents of a run's dataset and their tokens, without those that were removed."""
+    """The documents of a run's dataset and their tokens, without removed ones."""
     left = DocumentTable(prefix).ids != 0
     return int(left.sum()), int(IndexedDataset(prefix).lengths[left].sum())  # a sequence per document

@@ -2,8 +2,9 @@
 
     python -m workflow.demo
 
-Runs `snakemake all` on config.yaml in the current folder, then prints a summary of one screen: what each step kept, the
-loss, a generated text, where the results are and what to try next. Finished work is not repeated.
+Runs `snakemake all` on config.yaml in the current folder, then prints a summary of one screen: what
+each step kept, the loss, a generated text, where the results are and what to try next. Finished
+work is not repeated.
 """
 
 import subprocess
@@ -42,7 +43,7 @@ def run_snakemake() -> None:
 
 
 def summary(settings: Settings) -> str:
-    """The summary of a finished run whose last model is shown: at most 24 lines of at most 100 columns."""
+    """The summary of a finished run and its last model: at most 24 lines of at most 100 columns."""
     run = settings.run
     rows = [_row(step) for step in funnel(run, settings) if step.documents_in and step.name != "merge_index"]
     lines = [*text_table(rows, "lrrll").splitlines(), ""]
@@ -60,7 +61,7 @@ def summary(settings: Settings) -> str:
 
 
 def _row(step: FunnelStep) -> list[str]:
-    """A step's name, the counts in and out, their unit, and the reasons of what was dropped, or the tokens."""
+    """A step's name, counts in and out, their unit, and the reasons of drops or the tokens."""
     note = textwrap.shorten(", ".join(f"{count} {reason}" for reason, count in step.reasons), 52, placeholder=" …")
     note = f"dropped: {note}" if note else f"{step.tokens:,} tokens" if step.tokens else ""
     return [step.name, f"{step.documents_in:,}", f"-> {step.documents_out:,}", step.unit, note]

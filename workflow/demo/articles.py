@@ -1,8 +1,8 @@
 """Articles from the English text of every installation: Python's `help()` topics and docstrings.
 
-An article has about fifteen hundred characters of plain text in paragraphs. It is written for a tiny model that has two
-minutes to learn English: code, tables, lists of names and markup are left out sentence by sentence, so is a sentence
-with a word that is rare in all of them, and no paragraph comes twice. Modules are read, never imported.
+An article has about fifteen hundred characters of plain text in paragraphs. It suits a tiny model
+that has two minutes to learn English: sentences with code, tables, lists of names, markup or rare
+words are left out, and no paragraph comes twice. Modules are read, never imported.
 """
 
 import re
@@ -32,31 +32,26 @@ _NO_PROSE = re.compile(r"""[=<>{}|\\@#\[\]^~`$*_%&\d"()/]|::| : |\.\.\.|--|\bXXX
 
 
 def sentence(text: str) -> str:
-    """A sentence without quotes and stars around names; "" for what is no plain English sentence."""
+    """A sentence without quotes and stars around names; "" unless it is plain English."""
     text = _LITERAL.sub(r"\2", _ROLE.sub(r"\1", text))
     words = text.split()
     if not _SHORTEST <= len(text) <= _LONGEST or len(words) < _FEWEST or not text[0].isupper() or text[-1] not in ".!?":
         return ""
-    ordinary = sum(map(_is_ordinary, words))
+    letters = [word.strip(".,;:!?()\"'") for word in words]
+    ordinary = sum(word.isalpha() and (word[1:].islower() or len(word) == 1) for word in letters)  # capitals only first
     return "" if ordinary < _WORDS * len(words) or _NO_PROSE.search(text) else text
-
-
-def _is_ordinary(word: str) -> bool:
-    """Whether a word has only letters, and capitals only at its start."""
-    letters = word.strip(".,;:!?()\"'")
-    return letters.isalpha() and (letters[1:].islower() or len(letters) == 1)
 
 
 def paragraphs(text: str) -> Iterator[list[str]]:
     """The sentences of a text, by paragraph or list item; those without any are left out."""
     for block in _BREAK.split(text):
         line = _BULLET.sub("", " ".join(block.split()), count=1)
-        if found := list(filter(None, map(sentence, _SENTENCE.split(line)))):
-            yield found
+        if sentences := list(filter(None, map(sentence, _SENTENCE.split(line)))):
+            yield sentences
 
 
 def split_articles(title: str, blocks: Iterable[str], seen: set[str]) -> Iterator[tuple[str, str]]:
-    """Articles (title, text) from the paragraphs that are not in `seen`, which they are added to."""
+    """Articles (title, text) from the paragraphs that are not in `seen`; adds them to it."""
     part: list[str] = []
     number = 1
     for block in blocks:
@@ -76,15 +71,15 @@ def _numbered(title: str, number: int) -> str:
 
 
 def _sources() -> Iterator[tuple[str, Iterable[str]]]:
-    """(title, texts) of each help topic, each standard library module, and each module of a few packages."""
+    """(title, texts) of each help topic, and each module of Python and of a few packages."""
     from pydoc_data.topics import topics
 
     for name, text in sorted(topics.items()):
         yield f"About {name.replace('-', ' ')}", [text]
     yield from _modules(Path(sysconfig.get_path("stdlib")))
     for package in _PACKAGES:
-        found = find_spec(package)
-        for folder in (found and found.submodule_search_locations) or ():
+        spec = find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
             yield from _modules(Path(folder), package)
 
 
@@ -97,8 +92,8 @@ def _modules(folder: Path, *package: str) -> Iterator[tuple[str, Iterable[str]]]
 
 
 def plain_texts(sources: Iterable[tuple[str, Iterable[str]]]) -> Iterator[tuple[str, list[str]]]:
-    """(title, paragraphs) of (title, texts): the sentences whose words are all common in the texts together."""
-    read = [(title, [found for text in texts for found in paragraphs(text)]) for title, texts in sources]
+    """(title, paragraphs) of (title, texts): the sentences whose words are common in all texts."""
+    read = [(title, [paragraph for text in texts for paragraph in paragraphs(text)]) for title, texts in sources]
     counts = Counter(word for _, blocks in read for block in blocks for line in block for word in _words(line))
     for title, blocks in read:
         plain = ([line for line in block if all(counts[word] >= _COMMON for word in _words(line))] for block in blocks)

@@ -1,9 +1,9 @@
-"""Build the demo site: articles on several hosts, plus pages and URLs that exercise every branch of the pipeline.
+"""Build the demo site: articles on several hosts, and pages and URLs for every branch of the DAG.
 
     python -m workflow.demo.build --output results/demo/site
-    python -m workflow.demo.build --output /tmp/site && python -m workflow.demo.serve --site /tmp/site
+    python -m workflow.demo.serve --site results/demo/site
 
-The bytes depend only on the versions of Python and of a few libraries, whose documentation the articles are.
+The bytes depend only on the versions of Python and of the libraries whose documentation is read.
 """
 
 import re
@@ -35,9 +35,10 @@ _RELATED = 5  # links in a sidebar
 
 
 def build_site(articles: Mapping[str, str], folder: Path) -> None:
-    """Write a site of articles (text by title) for `workflow.demo.serve`. Raises InputError if there are none.
+    """Write a site of articles (text by title) for `workflow.demo.serve`.
 
-    Articles are shuffled by a hash of their titles, so that the validation split has the same distribution.
+    A hash of the titles shuffles the articles, so that the validation split has the same
+    distribution. Raises InputError if there are none.
     """
     if not articles:
         raise InputError("a site needs at least one article")
@@ -46,7 +47,7 @@ def build_site(articles: Mapping[str, str], folder: Path) -> None:
     odd = list(odd_pages(shuffled))
     urls = [*(page.url for page in listed), *odd_urls(odd)]
     first = urls[0]
-    # the first page under other spellings: itself, with www. and a fragment, with tracking parameters
+    # the first page again: the same URL, with www. and a fragment, with tracking parameters
     urls += [first, first.replace("https://", "http://www.", 1) + "#top", first + "?utm_source=feed&utm_medium=rss"]
     write_site(folder, [*listed, *odd], urls)
 
@@ -56,7 +57,7 @@ def _slug(title: str) -> str:
 
 
 def _article_pages(articles: Sequence[tuple[str, str]]) -> Iterator[Page]:
-    """Every article, distributed over the hosts; then exact and slightly edited copies of some on another host."""
+    """Every article, spread over the hosts; then exact and edited copies on another host."""
     titles = [title for title, _ in articles]
     for number, (title, text) in enumerate(articles):
         host = HOSTS[number % len(HOSTS)]

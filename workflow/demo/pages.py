@@ -1,4 +1,4 @@
-"""The pages of the demo site: articles in three layouts, and a page or URL for each problem of the web."""
+"""The pages of the demo site: articles in three layouts, and a page per problem of the web."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,22 +28,17 @@ class Host:
     """`main` (semantic tags), `divs` (classes only), or `blog` (a post with comments)."""
 
 
-def article_html(text: str) -> str:
-    """Plain text as the HTML of an article: a paragraph per block."""
-    return "\n".join(f"<p>{escape(' '.join(block.split()))}</p>" for block in text.split("\n\n"))
-
-
 def page_html(
     host: Host, title: str, text: str, *, number: int = 0, related: Sequence[str] = (), language: str = "en"
 ) -> str:
-    """A complete page. `number` selects its date and comments; `related` are the titles in its sidebar."""
+    """A complete page. `number` selects date and comments; `related` are titles in the sidebar."""
     published = (date(2019, 1, 7) + timedelta(days=number)).isoformat()
     menu = "".join(f'<li><a href="/{item.lower().replace(" ", "-")}">{escape(item)}</a></li>' for item in host.menu)
     links = "".join(f'<li><a href="/archive/{n}">{escape(name)}</a></li>' for n, name in enumerate(related))
     sidebar = f"<h3>Most read on {escape(host.title)}</h3><ul>{links}</ul>"
     links_below = '<a href="/about">About</a> &middot; <a href="/privacy">Privacy</a>'
     footer = f"<p>&copy; 2019 {escape(host.title)} &middot; {links_below}</p>"
-    body = article_html(text)
+    body = "\n".join(f"<p>{escape(' '.join(block.split()))}</p>" for block in text.split("\n\n"))
     layouts = {
         "main": f"""<header><p>{escape(host.tagline)}</p><nav><ul>{menu}</ul></nav></header>
 <main><article><h1>{escape(title)}</h1>
@@ -166,7 +161,7 @@ def odd_pages(articles: Sequence[tuple[str, str]]) -> Iterator[Page]:
 
 
 def odd_urls(pages: Sequence[Page]) -> list[str]:
-    """The URLs of the pages to list, plus URLs that do not exist or that the blacklist must drop."""
+    """The URLs to list: those of pages, and some that do not exist or that the blacklist drops."""
     listed = [page.url for page in pages if not page.url.endswith(_UNLISTED)]
     return [*listed, f"https://{CORNER.name}/no-such-page", *UNWANTED]
 

@@ -1,10 +1,10 @@
-"""Serve a recorded site on loopback while a command runs; ADDRESS in the command is replaced by ip:port.
+"""Serve a recorded site on loopback while a command runs; ADDRESS in it becomes ip:port.
 
     python -m workflow.demo.serve --site results/demo/site
     python -m workflow.demo.serve --site results/demo/site -- curl -s -H 'Host: handbook.example' http://ADDRESS/robots.txt
 
-Without a command it serves until Ctrl-C. The exit code is the command's. The Host header and the path select a page.
-Server and command end together, even if one of them or their parent process is killed.
+Without a command it serves until Ctrl-C. The exit code is the command's. The Host header and the
+path select a page. Server and command end together, even if one of them or their parent is killed.
 
 A recorded site is a folder of responses:
 
@@ -12,7 +12,7 @@ A recorded site is a folder of responses:
     urls.txt     the URLs to scrape, one per line
     pages/NNNN   the bodies of the responses
 
-A page is identified by host and path; the scheme is ignored. `delay` is the time before the first byte, in seconds.
+Host and path identify a page; the scheme is ignored. `delay` is the seconds before the first byte.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ _NOT_FOUND = Page("", b"<html><body><h1>404 Not Found</h1></body></html>", 404)
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread per connection, which ends with the process: a page that hangs does not delay its end."""
+    """A thread per connection; a page that hangs does not delay the end of the process."""
 
     request_queue_size = 1024
 
@@ -138,14 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(address, flush=True)
             threading.Event().wait()
         command = [argument.replace("ADDRESS", address) for argument in arguments.command]
-        # without the server, a scrape would record refused connections, so it must not outlive it
-        process = subprocess.Popen(command, preexec_fn=die_with_parent)
-        try:
-            code = process.wait()
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        # kills the command if this process is stopped: without the server, a scrape would only fail
+        code = subprocess.run(command, preexec_fn=die_with_parent).returncode
         return code if code >= 0 else 128 - code  # as a shell does for signals
 
 

@@ -1,16 +1,18 @@
-"""Remove documents from a run and everything made from it, and name the checkpoints that never read them.
+"""Remove documents from a run and everything made from it; name the checkpoints without them.
 
     python -m workflow.provenance.remove --urls takedown.txt --run results/demo
-    python -m workflow.provenance.remove --urls takedown.txt --run results/demo --yes --by "Ada Lovelace"
+    python -m workflow.provenance.remove --urls takedown.txt --run results/demo --yes --by Ada
 
---urls names URLs or ids of documents, one per line; a page that was redirected to one of them counts as that one.
-Without --yes the command only prints what it would remove. With it, the documents are removed from the lists of URLs,
-pages, archives, journals, shards, rejects, examples and logs; report and cards are deleted, and `snakemake` writes them
-again. In datasets, each of their tokens becomes end-of-text (a tombstone, which no loss counts), so that later samples
-keep their places. Duplicates that they displaced stay out, also in runs that extend this one. Checkpoints that read one
-of them move to MODEL/withdrawn, for the run's models and those named with --model; training resumes from the newest
-checkpoint before. Training refuses a model of another run that was not named; repeat the command with --model.
-RUN/takedown/0001.json is the record; after a kill, the next command with --yes finishes the removal.
+--urls names URLs or ids of documents, one per line; it includes pages that were redirected to them.
+Without --yes the command only prints what it would remove. With --yes it removes the documents from
+URL lists, pages, archives, journals, shards, rejects, examples and logs, and deletes the report and
+the cards, which `snakemake` writes again. In datasets, each of their tokens becomes end-of-text (a
+tombstone, which no loss counts), so that later samples keep their places. Duplicates that they
+displaced stay out, also in runs that extend this one. Checkpoints that read one of them move to
+MODEL/withdrawn, for the run's models and those of --model; training resumes from the newest
+checkpoint before the first read. A model of another run that was not named cannot continue; repeat
+the command with --model. RUN/takedown/0001.json is the record. After a kill, the next
+command with --yes finishes the removal.
 """
 
 import os
@@ -40,7 +42,7 @@ from workflow.runs import load_run, read_takedown
 
 FOLDER = REMOVED_IDS.parent.name
 _REBUILT = ("report.html", "cards/**/*", "dataset/*.ngrams")
-# what has no entries of documents, or is rebuilt; site is the demo's input
+# without entries of documents, or rebuilt; site is the demo's input
 _SKIPPED = ("records", FOLDER, "settings", "merged", "tokenizer", "site", "report.html", "cards")
 _SKIPPED_OF_MODEL = ("iter_", "snapshots", "trace", "withdrawn")
 _SHOWN = 20
@@ -54,7 +56,7 @@ class Plan(Tombstones):
     entries: dict[str, int]
     """Entries of the documents by file."""
     signatures: list[str]
-    """The shards whose signatures are computed again."""
+    """Shards whose signatures are computed again."""
     models: dict[str, ModelPlan]
     displaced: list[dict[str, str]]
     """Documents that dedup dropped as duplicates of removed ones: they stay out."""
@@ -65,26 +67,27 @@ class Plan(Tombstones):
 
 
 def read_ids(path: Path) -> list[str]:
-    """The ids of the documents that a file names by id or URL. Raises InputError for a line that is neither."""
-    found = []
+    """The ids of the documents that a file names. Raises InputError for a line without any."""
+    ids = []
     for number, line in enumerate(read_lines(path), start=1):
         name = line.decode("utf-8", "replace").strip()
         if len(name) == 16 and set(name) <= set("0123456789abcdef"):
-            found.append(name)
+            ids.append(name)
         elif name:
             try:
-                found.append(document_id(name))
+                ids.append(document_id(name))
             except ValueError as error:
                 raise InputError(f"{path}:{number}: neither a URL ({error}) nor the id of a document") from None
-    if not found:
+    if not ids:
         raise InputError(f"{path}: names no document; write one URL or id per line")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(ids))
 
 
 def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), workers: int = 1) -> Plan | None:
     """Plan the removal of documents by their ids; None if all have been removed.
 
-    Raises InputError if some data or model would keep them, or if the run never had them.
+    Raises InputError if a run of `base` has them, if a model was not trained on this run, or if the
+    run never had them.
     """
     removal = Removal(wanted)
     for base in load_run(run).base:
@@ -124,13 +127,13 @@ def make_plan(run: Path, wanted: Iterable[str], models: Sequence[Path] = (), wor
 
 def _tombstones(run: Path, removal: Removal) -> Tombstones:
     prefixes = [path.with_suffix("") for path in sorted([*run.glob("tokens/*.idx"), *run.glob("dataset/*.idx")])]
-    found = {relative(run, prefix): DocumentTable(prefix).of_ids(removal.ids) for prefix in prefixes}
-    datasets = {name: numbers for name, numbers in found.items() if numbers}
+    rows = {relative(run, prefix): DocumentTable(prefix).of_ids(removal.ids) for prefix in prefixes}
+    datasets = {name: numbers for name, numbers in rows.items() if numbers}
     return {"datasets": datasets, "contents": {name: content_of(run / name) for name in datasets}}
 
 
 def _duplicates(run: Path, removal: Removal) -> tuple[list[dict[str, str]], list[str]]:
-    """The documents that dedup dropped for a removed one, and those that dedup kept instead of a removed one."""
+    """What dedup dropped for a removed document, and the ids that it kept instead of one."""
     displaced, survivors = list[dict[str, str]](), set[str]()
     for document in chain.from_iterable(map(read_any, sorted((run / "dedup/removed").glob("*.jsonl.zst")))):
         if document["id"] in removal.ids and document["survivor"] not in removal.ids:
@@ -165,7 +168,7 @@ def describe(run: Path, plan: Plan) -> Iterator[str]:
 
 
 def carry_out(run: Path, path: Path, workers: int = 1) -> None:
-    """Do what a record says, or the rest of it, and mark it as done. Raises InputError if an entry is left."""
+    """Do what is left of a record, and mark it done. Raises InputError if entries are left."""
     record: Plan = read_takedown(path)
     dedup, removal = load_run(run).dedup, Removal(record["ids"])
     removed = removed_ids([run / REMOVED_IDS]) | removal.ids
@@ -188,7 +191,7 @@ def carry_out(run: Path, path: Path, workers: int = 1) -> None:
 
 
 def _renew_signatures(run: Path, name: str, dedup: DedupSettings, workers: int) -> None:
-    """Compute the signatures of an edited shard again; with the old identity, so that later runs repeat nothing."""
+    """Compute an edited shard's signatures; with the old identity, later runs repeat nothing."""
     path = run / f"dedup/work/{name}.signatures"
     with Workers(workers) as pool:
         write_signatures(run / f"clean/{name}.jsonl.zst", path, dedup, pool, identity=identity_of(path))
@@ -203,7 +206,7 @@ def _editable_files(run: Path) -> Iterator[Path]:
 
 
 def _count_entries(run: Path, removal: Removal, workers: int) -> dict[str, int]:
-    """The number of entries in each file that has any, by its path relative to the run."""
+    """The number of entries by file, for files with any; paths are relative to the run."""
     files = list(_editable_files(run))
     with Workers(min(workers, max(1, len(files)))) as pool:
         counts = list(pool.map(partial(remove_from, removal=removal), files))

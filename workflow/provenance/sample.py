@@ -4,9 +4,9 @@
     python -m workflow.provenance.sample results/demo/clean --reason language --n 20
     python -m workflow.provenance.sample results/demo/clean --domain corner.example --before
 
-PATH is a shard, a file of rejects, or a step's folder. --dropped, and --reason, read the rejects beside the shards.
-Chosen are the documents with the smallest hashes of id and --seed, in memory for N documents. --before shows which
-lines the step changed, from the earlier steps of the same run.
+PATH is a shard, a file of rejects, or a step's folder. --dropped and --reason read the rejects
+beside the shards. The sample is the N documents with the smallest hashes of id and --seed. --before
+shows which lines the step changed, from the earlier steps of the same run.
 """
 
 import sys
@@ -31,15 +31,18 @@ _WIDTH, _LINES = 110, 20  # of a diff
 
 
 def read_any(path: Path) -> Iterator[Document]:
-    """The documents of a shard or of rejects; rejects of a scrape have only a URL. Raises InputError."""
+    """The documents of a shard or of rejects; rejects of a scrape have only a URL.
+
+    Raises InputError for a line that is no JSON object.
+    """
     for number, line in enumerate(read_json_lines(path), start=1):
         try:
-            found = orjson.loads(line)
+            document = orjson.loads(line)
         except orjson.JSONDecodeError:
-            found = None
-        if not isinstance(found, dict):
+            document = None
+        if not isinstance(document, dict):
             raise InputError(f"{path}:{number}: not a JSON object; name a shard of documents or rejects")
-        yield found
+        yield document
 
 
 def rejects_beside(shard: Path) -> list[Path]:
@@ -51,7 +54,7 @@ def files_of(path: Path, dropped: bool) -> list[Path]:
     """The files to read for a shard, rejects or a folder. Raises InputError if there are none."""
     if path.is_dir():
         folders = [path / name for name in _REJECTS] if dropped else [path]
-        files = sorted(found for folder in folders for found in folder.glob("*.jsonl.zst"))
+        files = sorted(file for folder in folders for file in folder.glob("*.jsonl.zst"))
     else:
         files = (rejects_beside(path) if dropped else []) or [path]
     if not files or not files[0].is_file():
@@ -61,7 +64,7 @@ def files_of(path: Path, dropped: bool) -> list[Path]:
 
 
 def matches(document: Document, reason: str, domain: str, name: str) -> bool:
-    """Whether a document has this reason, domain and beginning of its id; empty ones match all."""
+    """Whether a document has this reason, domain and start of its id; empty values match all."""
     if domain:
         try:
             host = parse_url(str(document.get("url"))).host
@@ -77,11 +80,11 @@ def texts_before(shard: Path, names: set[str]) -> dict[str, str]:
     folder = shard.parent.parent if shard.parent.name in _REJECTS else shard.parent
     folders = list(dict.fromkeys(step.folder for step in steps.CORPUS if step.unit))
     earlier = folders[: folders.index(folder.name)] if folder.name in folders else []
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for path in (folder.parent / name / shard.name for name in reversed(earlier)):
-        if path.is_file() and names - found.keys():
-            found |= {d["id"]: d["text"] for d in read_any(path) if d["id"] in names - found.keys()}
-    return found
+        if path.is_file() and names - texts.keys():
+            texts |= {d["id"]: d["text"] for d in read_any(path) if d["id"] in names - texts.keys()}
+    return texts
 
 
 def plain(text: str, width: int = _CHARACTERS) -> str:
@@ -116,15 +119,15 @@ def _described(document: Document, before: str | None) -> Iterator[str]:
     yield from (f"  {line[0]} {plain(line[1:], _WIDTH)}" for line in changed[:_LINES])
 
 
-def sample(files: Sequence[Path], n: int, seed: int, **chosen: str) -> list[tuple[Path, Document]]:
-    """Up to `n` of the documents that match, each with its file. Raises EmptyResultError if there are none."""
-    found = ((path, document) for path in files for document in read_any(path) if matches(document, **chosen))
+def sample(files: Sequence[Path], n: int, seed: int, **wanted: str) -> list[tuple[Path, Document]]:
+    """Up to `n` matching documents, each with its file. Raises EmptyResultError without any."""
+    candidates = ((path, document) for path in files for document in read_any(path) if matches(document, **wanted))
 
     def order(item: tuple[Path, Document]) -> tuple[int, str]:
         name = str(item[1].get("id") or item[1].get("url"))
         return xxhash.xxh3_64_intdigest(f"{seed} {name}".encode()), name
 
-    if not (smallest := nsmallest(n, found, key=order)):
+    if not (smallest := nsmallest(n, candidates, key=order)):
         raise EmptyResultError(f"{files[0]}{' …' if len(files) > 1 else ''}: no such document")
     return smallest
 
@@ -147,13 +150,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.kept and arguments.reason:
         parser.error("--reason is for dropped documents")
     files = files_of(arguments.path, arguments.dropped or bool(arguments.reason))
-    chosen = {"reason": arguments.reason, "domain": arguments.domain.lower(), "name": arguments.id}
-    found = sample(files, arguments.n, arguments.seed, **chosen)
+    wanted = {"reason": arguments.reason, "domain": arguments.domain.lower(), "name": arguments.id}
+    chosen = sample(files, arguments.n, arguments.seed, **wanted)
     before: dict[str, str] = {}
     if arguments.before:
-        for path in {path for path, _ in found}:
-            before |= texts_before(path, {d["id"] for shard, d in found if shard == path and "id" in d})
-    for _, document in found:
+        for path in {path for path, _ in chosen}:
+            before |= texts_before(path, {d["id"] for shard, d in chosen if shard == path and "id" in d})
+    for _, document in chosen:
         old = before.get(document.get("id", ""))
         if arguments.json:
             more: dict[str, Any] = {} if old is None else {"before": old}

@@ -1,11 +1,11 @@
-"""Trace one document through all steps of a run: its source, what each step changed, and its tokens.
+"""Trace a document through all steps of a run: its source, what each step changed, its tokens.
 
     python -m workflow.provenance.show 302544148050df60 --run results/demo
     python -m workflow.provenance.show https://corner.example/archiv-bei-nacht --run results/demo
 
-A document is named by URL, id or the beginning of its id; existing text also by file (its first document), FILE:LINE,
-or the end of such a path. URLs, and ids of existing text, determine the shard; for others all shards are searched.
-After that, one shard per step is read.
+A document is named by URL, id or the beginning of its id; existing text also by file (its first
+document), FILE:LINE, or the end of such a path. URLs, and ids of existing text, determine the
+shard; otherwise all shards are searched. After that, one shard per step is read.
 """
 
 import re
@@ -58,7 +58,7 @@ def _id(document: Document) -> str:
 
 
 def _files(run: Path, step: steps.Step, shard: int) -> list[Path]:
-    """The paths of a step's kept documents of a shard and of its rejects; they need not exist."""
+    """The paths of a step's kept documents and rejects of a shard; they need not exist."""
     if step.name == "blacklist":
         return [run / step.rejects]
     path = run / step.folder / f"{shard_name(shard)}.jsonl.zst"
@@ -66,13 +66,13 @@ def _files(run: Path, step: steps.Step, shard: int) -> list[Path]:
 
 
 def _url_line(path: Path, name: str) -> int:
-    """The number of the line in a list with the URL of this document; 0 if there is none."""
+    """The line number of a document's URL in a list; 0 if it is not there."""
     lines = enumerate(read_lines(path), start=1) if path.is_file() else ()
     return next((number for number, url in lines if _id({"url": url.decode("utf-8", "replace")}) == name), 0)
 
 
 def locate(settings: Settings, wanted: str) -> tuple[Document, int]:
-    """A document as the first step wrote it, and its shard. Raises InputError if no step of the run has it."""
+    """A document as the first step wrote it, and its shard. Raises InputError if no step has it."""
     run = settings.run
     shards: Sequence[int] = range(settings.shards)
     name, kind = wanted.lower(), "id"
@@ -98,13 +98,13 @@ def locate(settings: Settings, wanted: str) -> tuple[Document, int]:
     first = [step for step in steps.configured(settings) if step.name in _FIRST]
     for step in reversed(first):  # blacklist last: all shards have the same rejects
         for shard in shards:
-            if found := find(_files(run, step, shard), is_it):
-                return found.document, shard
+            if match := find(_files(run, step, shard), is_it):
+                return match.document, shard
     raise InputError(f"{wanted}: no document of {run} has this {kind}, kept or dropped")
 
 
 def show(settings: Settings, wanted: str) -> Iterator[str]:
-    """One line per step of a run: what it did with a document. Raises InputError if there is none."""
+    """One line per step of a run: what it did with a document. Raises InputError without any."""
     run, (first, shard) = settings.run, locate(settings, wanted)
     name = _id(first)
 
@@ -121,15 +121,15 @@ def show(settings: Settings, wanted: str) -> Iterator[str]:
             yield _row(step.name, f"kept: line {line:,} of {list_path.relative_to(run)}")
         elif step.name == "tokenize" and before is not None:
             yield from _tokens(settings, shard, before, is_it)
-        elif step.unit and (found := find(_files(run, step, shard), is_it)):
-            where = f"document {found.number:,} of {found.path.relative_to(run)}"
-            yield _row(step.name, f"{fate(found.document)}; {where}")
+        elif step.unit and (match := find(_files(run, step, shard), is_it)):
+            where = f"document {match.number:,} of {match.path.relative_to(run)}"
+            yield _row(step.name, f"{fate(match.document)}; {where}")
             if step.name == "scrape" and archive.is_file():
                 yield _row("", f"responses: {archive.relative_to(run)}")
-            yield from (_row("", line) for line in _details(found.document, before))
-            if MARK in found.document:
+            yield from (_row("", line) for line in _details(match.document, before))
+            if MARK in match.document:
                 return
-            before = found
+            before = match
         elif step.unit and before is not None and step.name not in (*_FIRST, "merge_index"):
             made = _files(run, step, shard)[0].is_file()
             last = before.path.relative_to(run)
@@ -159,8 +159,8 @@ def _tokens(settings: Settings, shard: int, last: Found, is_it: Callable[[Docume
     if not suffixed(tokens, ".idx").is_file():
         yield _row("tokenize", f"not done yet; last seen in {last.path.relative_to(run)}")
         return
-    if found := find([rejects], is_it):
-        yield _row("tokenize", fate(found.document))
+    if match := find([rejects], is_it):
+        yield _row("tokenize", fate(match.document))
         return
     for step, prefix in (("tokenize", tokens), ("merge_index", settings.dataset_prefix)):
         if not suffixed(prefix, ".idx").is_file():
@@ -170,16 +170,13 @@ def _tokens(settings: Settings, shard: int, last: Found, is_it: Callable[[Docume
         if not rows:
             yield _row(step, "not there: made from other input")
             return
-        offset, ids = int(index.pointers[rows[0]]) // index.dtype.itemsize, index.document(rows[0]).tolist()
-        yield _row(step, f"kept; {_span(rows[0], offset, len(ids))} of {prefix.relative_to(run)}")
+        first, ids = int(index.pointers[rows[0]]) // index.dtype.itemsize, index.document(rows[0]).tolist()
+        tokens_of = f"document {rows[0]:,}, tokens {first:,} to {first + len(ids) - 1:,} ({len(ids):,})"
+        yield _row(step, f"kept; {tokens_of} of {prefix.relative_to(run)}")
     tokenizer = Tokenizer(vocabulary_files(settings.tokenize.encoder_json, settings.tokenize.vocab_bpe))
     text = tokenizer.decode(ids)
     same = text.removesuffix("<|endoftext|>") == last.document["text"]
     yield _row("", f"decoded, they are {'the' if same else 'another'} text: {plain(text, 80)}")
-
-
-def _span(position: int, offset: int, length: int) -> str:
-    return f"document {position:,}, tokens {offset:,} to {offset + length - 1:,} ({length:,})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

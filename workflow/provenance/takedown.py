@@ -1,10 +1,10 @@
 """Find and remove the entries of documents in the files of a run.
 
     removal = Removal({"302544148050df60"})
-    count = remove_from(path, removal)              # how many entries the file has; nothing is written
+    count = remove_from(path, removal)              # counts the entries; writes nothing
     count = remove_from(path, removal, path)        # removes them; the file is replaced as a whole
 
-Every kind of file has an editor. A shard gets the bytes that its step would have written without the documents.
+Each kind of file has an editor. An edited shard equals what its step writes without the documents.
 """
 
 import os
@@ -35,39 +35,41 @@ class Removal:
         self.ids = frozenset(ids)
 
     def has_url(self, url: str) -> bool:
-        """Whether a URL, in any spelling, is that of one of them."""
+        """Whether a URL, in any spelling, names one of them."""
         try:
             return document_id(url) in self.ids
         except ValueError:
             return False
 
+    def has_name(self, name: str) -> bool:
+        """Whether a name is the id or a URL of one of them."""
+        return name in self.ids or ("/" in name and self.has_url(name))
+
     def has_line(self, line: bytes) -> bool:
         """Whether a line of JSON is a document, a reject or an outcome of one of them."""
-        if found := _ID.search(line):
-            return found[1].decode() in self.ids
+        if match := _ID.search(line):
+            return match[1].decode() in self.ids
         with suppress(ValueError):  # the torn line of a journal
             return self.has_url(str(orjson.loads(line).get("url")))
         return False
 
     def is_named(self, line: bytes) -> bool:
         """Whether a line of text has the URL or the id of one of them."""
-        for name in (name.decode("utf-8", "replace") for name in _NAME.findall(line)):
-            if name in self.ids or ("/" in name and (self.has_url(name) or self.has_url(name.rstrip(".,:;)")))):
-                return True
-        return False
+        names = (name.decode("utf-8", "replace") for name in _NAME.findall(line))
+        return any(self.has_name(name) or self.has_name(name.rstrip(".,:;)")) for name in names)
 
 
 Editor = Callable[[Path, Removal, Path | None], int]
 
 
 def remove_from(path: Path, removal: Removal, output: Path | None = None) -> int:
-    """Count the entries in a file, and write the rest to `output`, which may be the same file, if it is given."""
+    """Count the entries in a file; with `output`, which may be the same file, write the rest."""
     editor = editor_of(path)
     return editor(path, removal, output) if editor else 0
 
 
 def redirected(path: Path, removal: Removal) -> Iterator[str]:
-    """The ids of the documents of a shard of pages whose request was redirected to a removed page."""
+    """The ids of a shard's pages whose request was redirected to a removed page."""
     for page in read_any(path):
         if page["final_url"] != page["url"] and removal.has_url(page["final_url"]):
             yield page["id"]
@@ -107,11 +109,9 @@ def _edit_statistics(path: Path, removal: Removal, output: Path | None) -> int:
     def kept(value: Any) -> bool:
         nonlocal count
         named = [value.get("id"), value.get("url")] if isinstance(value, dict) else [value]
-        found = any(
-            isinstance(name, str) and (name in removal.ids or ("/" in name and removal.has_url(name))) for name in named
-        )
-        count += found
-        return not found
+        is_named = any(isinstance(name, str) and removal.has_name(name) for name in named)
+        count += is_named
+        return not is_named
 
     def pruned(value: Any) -> Any:
         if isinstance(value, list):
@@ -125,7 +125,7 @@ def _edit_statistics(path: Path, removal: Removal, output: Path | None) -> int:
 
 
 def _edit_archive(path: Path, removal: Removal, output: Path | None) -> int:
-    """Edit a WARC file with one gzip member per record; the other members are copied byte by byte."""
+    """Edit a WARC file with one gzip member per record; other members are copied unchanged."""
 
     def names(record: Any) -> list[str]:
         headers = [record.rec_headers.get_header(name, "") for name in (REQUESTED_HEADER, "WARC-Target-URI")]
@@ -135,15 +135,15 @@ def _edit_archive(path: Path, removal: Removal, output: Path | None) -> int:
     with path.open("rb") as file, line_writer(output) as write, suppress(TruncatedError):  # a crawl cuts off a torn end
         last = max((end for _, end, _ in complete_records(file, path, names)), default=0)
         file.seek(0)
-        for start, end, found in read_records(file, path, names):
+        for start, end, urls in read_records(file, path, names):
             if not end:
                 raise InputError(f"{path}: many records in one gzip member; not an archive of corpus.scrape")
-            if found is not DAMAGED and any(map(removal.has_url, found)):
+            if urls is not DAMAGED and any(map(removal.has_url, urls)):
                 count += 1
             else:
                 write(os.pread(file.fileno(), end - start, start))
-                if found is not DAMAGED and found:
-                    responses[found[0]] = at
+                if urls is not DAMAGED and urls:
+                    responses[urls[0]] = at
                 at += end - start
             if end == last:
                 break

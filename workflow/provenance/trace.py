@@ -1,14 +1,15 @@
 """Show which documents a training iteration read, or which iterations read a document.
 
-    python -m workflow.provenance.trace --model results/demo/models/tiny --iteration 12
-    python -m workflow.provenance.trace --model results/demo/models/tiny --iteration 12 --sample 3 --text
+    python -m workflow.provenance.trace --model results/demo/models/tiny --iteration 12 --text
+    python -m workflow.provenance.trace --model results/demo/models/tiny --iteration 12 --sample 3
     python -m workflow.provenance.trace --model results/demo/models/tiny --url https://corner.example/archiv-bei-nacht
     python -m workflow.provenance.trace --model results/demo/models/tiny --domain corner.example
     python -m workflow.provenance.trace --model results/demo/models/tiny --ids ids.txt --json
 
---model is a model folder; its data must still be where its settings.yaml says, or be named with --data, in the order of
-the settings. A sample is seq_len + 1 tokens of the training part: the token at a border stands in two. The first
-question about an epoch writes its order to MODEL/trace, 16 bytes per document and 8 per sample; later ones read it.
+--model is a model folder. Its data must lie where its settings.yaml says, or be named with --data,
+in the order of the settings. A sample is seq_len + 1 tokens of the training part: the token at a
+border belongs to two. The first question about an epoch writes its order to MODEL/trace, 16 bytes
+per document and 8 per sample; later ones read it.
 """
 
 import sys

@@ -1,7 +1,8 @@
 """What a removal does to a model: which checkpoints read the documents, and their withdrawal.
 
-A plan knows datasets by name, and documents by their numbers there. A model's checkpoints record the checksum of each
-dataset that they were trained on, so a removal that did not name the model is noticed by the next that does.
+A plan names datasets, and the numbers of documents in them. A model's checkpoints record the
+checksum of each dataset that they were trained on, so that the next removal that names the model
+makes up for earlier ones that did not.
 """
 
 from collections.abc import Sequence
@@ -23,15 +24,15 @@ class ModelPlan(TypedDict):
     """The first iteration that read one of the documents."""
     tokens_read: int
     exact: str | None
-    """The newest checkpoint before that iteration; those after it are `withdrawn` to the folder `aside`."""
+    """The newest checkpoint before that iteration; later ones are `withdrawn` to `aside`."""
     withdrawn: list[str]
     aside: str
     contents: dict[str, list[str]]
-    """By dataset, its checksums since the checkpoints were saved."""
+    """The checksums of each dataset since the checkpoints were saved."""
 
 
 class Tombstones(TypedDict):
-    """The numbers of the documents by dataset, and the checksum of each dataset before the removal."""
+    """The removed documents' numbers by dataset, and each dataset's checksum before the removal."""
 
     datasets: dict[str, list[int]]
     contents: dict[str, str]
@@ -43,9 +44,9 @@ def relative(run: Path, path: Path) -> str:
 
 
 def plan_model(run: Path, folder: Path, records: Sequence[Tombstones]) -> ModelPlan | None:
-    """Plan what a removal from `run` does to a model; None for a model without a dataset of the documents.
+    """Plan what a removal from `run` does to a model; None if it was not trained on the documents.
 
-    Includes the documents of all records since its newest checkpoint: earlier removals may not have named the model.
+    Covers all records since its newest checkpoint: earlier removals may not have named the model.
     """
     trace, checkpoints = Trace(folder), checkpoint_folders(folder)
     names = {(run / name).resolve(): name for record in records for name in record["datasets"]}
@@ -66,13 +67,13 @@ def plan_model(run: Path, folder: Path, records: Sequence[Tombstones]) -> ModelP
     if (folder / "owner.json").is_file():
         raise InputError(f"{folder}/owner.json: a training has this folder; stop it, or remove the file if it is dead")
     reads = [trace.reads(corpus, numbers) for corpus, numbers in removed.items()]
-    first_read = min((int(found.iterations.min()) for found in reads if len(found.iterations)), default=None)
+    first_read = min((int(read.iterations.min()) for read in reads if len(read.iterations)), default=None)
     saves = [path.name for path in checkpoints]
     withdrawn = [name for name in saves if first_read is not None and iteration_of(Path(name)) >= first_read]
     aside = 1 + max((int(path.name) for path in folder.glob("withdrawn/[0-9]*")), default=0)
     return {
         "first_read": first_read,
-        "tokens_read": sum(int(found.tokens.sum()) for found in reads),
+        "tokens_read": sum(int(read.tokens.sum()) for read in reads),
         "exact": next((name for name in saves if name not in withdrawn), None),
         "withdrawn": withdrawn,
         "aside": f"withdrawn/{aside:04d}",
@@ -81,7 +82,7 @@ def plan_model(run: Path, folder: Path, records: Sequence[Tombstones]) -> ModelP
 
 
 def withdraw(run: Path, folder: Path, plan: ModelPlan) -> None:
-    """Withdraw checkpoints and their results; record the datasets' new checksums in the other checkpoints."""
+    """Withdraw checkpoints and their results; record the new checksums in the other checkpoints."""
     aside, owner = folder / plan["aside"], folder.parent.parent
     if plan["withdrawn"]:
         moved = {folder / name: name for name in plan["withdrawn"]}

@@ -17,17 +17,17 @@ Figures = dict[tuple[str, str], Any]
 
 
 def figures(run: Path) -> Figures:
-    """The configuration of a run, what each of its steps kept and dropped, and the losses and scores of its models."""
+    """The configuration of a run, the counts of its steps, the losses and scores of its models."""
     config = run / "config.yaml"  # written when the run started
-    found = _flat(read_yaml(config)) if config.is_file() else {}
-    found.pop(("configuration", "run"), None)
+    by_key = _flat(read_yaml(config)) if config.is_file() else {}
+    by_key.pop(("configuration", "run"), None)
     steps = funnel(run, settings_of(config) if config.is_file() else None)
     for step in steps:
-        found[step.name, f"{step.unit} in"] = step.documents_in
-        found[step.name, f"{step.unit} kept"] = step.documents_out
-        found |= {(step.name, f"dropped: {reason}"): count for reason, count in step.reasons}
-        volume = ("bytes out", step.bytes_out) if step.tokens is None else ("tokens", step.tokens)
-        found[step.name, volume[0]] = volume[1]
+        by_key[step.name, f"{step.unit} in"] = step.documents_in
+        by_key[step.name, f"{step.unit} kept"] = step.documents_out
+        by_key |= {(step.name, f"dropped: {reason}"): count for reason, count in step.reasons}
+        volume, size = ("bytes out", step.bytes_out) if step.tokens is None else ("tokens", step.tokens)
+        by_key[step.name, volume] = size
     models = trained_models(run)
     if not steps and not models:
         raise InputError(f"{run}: no stats.json or train.csv below it; name the folder of a run")
@@ -44,8 +44,8 @@ def figures(run: Path) -> Figures:
             "test loss": (model.test or {}).get("loss"),
             **{f"{row['task']}, {row['metric']}": row["value"] for row in evaluation.get("tasks", [])},
         }
-        found |= {(model.name, name): value for name, value in values.items() if value is not None}
-    return found
+        by_key |= {(model.name, name): value for name, value in values.items() if value is not None}
+    return by_key
 
 
 def _flat(value: Any, name: str = "") -> Figures:
@@ -56,14 +56,17 @@ def _flat(value: Any, name: str = "") -> Figures:
 
 
 def render(runs: Sequence[Path]) -> str:
-    """The comparison as HTML; changes are from the first run. Raises InputError for a folder that is no run."""
+    """The comparison as HTML; changes are from the first run.
+
+    Raises InputError for a folder that is no run.
+    """
     short = [run.resolve().name for run in runs]
     names = short if len({*short}) == len(short) else [str(run) for run in runs]
-    found = [figures(run) for run in runs]
-    keys = list(dict.fromkeys(key for each in found for key in each))
+    by_run = [figures(run) for run in runs]
+    keys = list(dict.fromkeys(key for each in by_run for key in each))
     sections = list(dict.fromkeys(section for section, _ in keys))
     rows = [
-        (*key, [each.get(key, 0 if key[1].startswith("dropped: ") else None) for each in found])
+        (*key, [each.get(key, 0 if key[1].startswith("dropped: ") else None) for each in by_run])
         for key in sorted(keys, key=lambda key: sections.index(key[0]))
     ]
     differing = [row for row in rows if any(value != row[2][0] for value in row[2])]

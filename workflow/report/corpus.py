@@ -1,4 +1,4 @@
-"""Figures about the corpus: hosts, languages, lengths, clusters of duplicates; and sample documents of its dataset."""
+"""Figures about the corpus (hosts, languages, lengths, duplicates), and sample documents."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -47,7 +47,10 @@ class Corpus:
     """Figures about the corpus. A part is empty if the step that counts it has not run."""
 
     hosts: list[Host]
-    """The largest, then `others`; each shard names its 20 with the most URLs and its 50 with the most documents."""
+    """The largest, then `others`.
+
+    Each shard names its 20 with the most URLs and its 50 with the most documents.
+    """
     languages: list[tuple[str, int]]
     """Documents by ISO 639-1 code, the most frequent first."""
     lengths: list[tuple[str, int, int]]
@@ -57,31 +60,34 @@ class Corpus:
     clusters: list[tuple[str, int]]
     """(documents in a cluster, clusters)."""
     largest: dict[str, Any] | None
-    """The largest cluster: `documents`, `lowest_similarity` to the kept one, some `ids`, its own first."""
+    """The largest cluster: `documents`, `lowest_similarity` to the kept document, some `ids`."""
     near: list[tuple[dict[str, Any], dict[str, Any]]]
-    """Some near duplicates, each with its `similarity`, and their survivors; the least similar first."""
-
+    """Some near duplicates with their `similarity`, and the kept ones; the least similar first."""
     kept_by: tuple[list[str], list[tuple[str, str, list[int], int]]]
-    """Steps, and (key of `meta`, value, documents out of each step, tokens of the last), 20 values per key."""
+    """Steps, and rows of (key of `meta`, value, documents out of each step, tokens of the last).
+
+    A key has its 20 most frequent values.
+    """
 
     @property
     def charts(self) -> list[tuple[str, Markup]]:
         """Captions and drawings of the histograms with enough bars."""
         names = [name for name, *_ in self.lengths]
         both = [("into clean", [row[1] for row in self.lengths]), ("out of dedup", [row[2] for row in self.lengths])]
-        found = [("lengths", "Documents by length", names, both, "bytes of text, from", "documents")]
+        histograms = [("lengths", "Documents by length", names, both, "bytes of text, from", "documents")]
         for name, caption, rows, axis, unit in (
             ("tokens", "Documents by tokens", self.token_lengths, "tokens, from", "documents"),
             ("clusters", "Clusters of duplicates by size", self.clusters, "documents in a cluster", "clusters"),
         ):
-            found.append((name, caption, [size for size, _ in rows], [("", [count for _, count in rows])], axis, unit))
-        return [(each[1], _histogram(*each)) for each in found if len(each[2]) >= _BARS]
+            sizes, counts = [size for size, _ in rows], [count for _, count in rows]
+            histograms.append((name, caption, sizes, [("", counts)], axis, unit))
+        return [(each[1], _histogram(*each)) for each in histograms if len(each[2]) >= _BARS]
 
 
 def _histogram(
     name: str, label: str, bins: Sequence[str], series: Sequence[tuple[str, Sequence[int]]], axis: str, unit: str
 ) -> Markup:
-    """Groups of bars, one group per bin and one bar per series; logarithmic if the counts are far apart."""
+    """Groups of bars: a group per bin, a bar per series; logarithmic if counts are far apart."""
     titles: dict[str, str] = {}
     with figure_style(name):
         from matplotlib import pyplot
@@ -153,7 +159,7 @@ def _hosts(by_name: dict[str, FunnelStep]) -> list[Host]:
 
 
 def _kept_by(steps: Sequence[FunnelStep]) -> tuple[list[str], list[tuple[str, str, list[int], int]]]:
-    """The table of `Corpus.kept_by`, from clean on; the last row of a key has all documents that no other row has."""
+    """The table of `Corpus.kept_by`, from clean on; a key's last row has all other documents."""
     names = [step.name for step in steps]  # before clean, most documents have no meta
     first = names.index("clean") if "clean" in names else 0
     counted = [step for step in steps[first:] if step.kept_by]
@@ -164,14 +170,15 @@ def _kept_by(steps: Sequence[FunnelStep]) -> tuple[list[str], list[tuple[str, st
             total.update({value: each["documents"] for (name, value), each in step.kept_by.items() if name == key})
         named = sorted(total, key=lambda value: (-total[value], value))[:_NAMED]
         cells = [[step.kept_by.get((key, value), Counter[str]()) for step in counted] for value in named]
-        found = [
+        of_key = [
             (key, value, [cell["documents"] for cell in row], _tokens(counted[-1], row[-1]["bytes"]))
             for value, row in zip(named, cells, strict=True)
         ]
-        rest = [step.documents_out - sum(row[2][n] for row in found) for n, step in enumerate(counted)]
+        rest = [step.documents_out - sum(row[2][n] for row in of_key) for n, step in enumerate(counted)]
         if any(rest):
-            found.append((key, "others, or none given", rest, (counted[-1].tokens or 0) - sum(row[3] for row in found)))
-        rows += found if len(found) > 1 else []  # one value says nothing
+            tokens = (counted[-1].tokens or 0) - sum(row[3] for row in of_key)
+            of_key.append((key, "others, or none given", rest, tokens))
+        rows += of_key if len(of_key) > 1 else []  # one value says nothing
     return [step.name for step in counted], rows
 
 
@@ -184,7 +191,7 @@ def corpus_figures(run: Path, steps: Sequence[FunnelStep]) -> Corpus:
     tokens = counts.get("tokenize", {}).get("token_lengths", Counter[str]())
     clusters = table.result("dedup_clusters", run)
     figures = read_json(clusters, "delete it: snakemake makes it again") if clusters.exists() else {}
-    near = [(dropped, survivor) for dropped, survivor in (pair for pair in figures.get("near", []) if len(pair) == 2)]
+    near = [(pair[0], pair[1]) for pair in figures.get("near", []) if len(pair) == 2]  # else one was removed
     return Corpus(
         hosts=_hosts(by_name),
         languages=languages.most_common(),
@@ -192,28 +199,28 @@ def corpus_figures(run: Path, steps: Sequence[FunnelStep]) -> Corpus:
         token_lengths=[(_power(int(size)), tokens[size]) for size in sorted(tokens, key=int)],
         clusters=_cluster_sizes(figures.get("cluster_sizes", {})),
         largest=figures.get("largest_cluster"),
-        near=sorted(near, key=lambda pair: pair[0]["similarity"]),  # of a removed document, only the other is left
+        near=sorted(near, key=lambda pair: pair[0]["similarity"]),
         kept_by=_kept_by(steps),
     )
 
 
 def kept_documents(settings: Settings) -> list[tuple[str, list[dict[str, Any]]]]:
-    """A shard and the beginnings of its documents with the smallest ids (hashes), if the run has a dataset."""
+    """Shards of the dataset, each with the beginnings of its documents with the smallest ids."""
     prefix = settings.dataset_prefix
     if not suffixed(prefix, DOCUMENTS).is_file():
         return []
     table, index = DocumentTable(prefix), IndexedDataset(prefix)
     tokenizer = Tokenizer(vocabulary_files(settings.tokenize.encoder_json, settings.tokenize.vocab_bpe))
     ends = np.cumsum([documents for _, documents in table.shards])
-    found = []
+    shown = []
     for number in sorted({*np.linspace(0, len(ends) - 1, _SHARDS).astype(int).tolist()}):
         name, documents = table.shards[number]
         first = int(ends[number]) - documents
         ids = table.ids[first : first + documents]
         order = np.argsort(ids, kind="stable")
         rows = [table[first + row] for row in order[ids[order] > 0][:_DOCUMENTS].tolist()]  # 0: removed
-        found.append((name, [_shown(row, index.document(row.number).tolist(), tokenizer) for row in rows]))
-    return [(name, documents) for name, documents in found if documents]
+        shown.append((name, [_shown(row, index.document(row.number).tolist(), tokenizer) for row in rows]))
+    return [(name, documents) for name, documents in shown if documents]
 
 
 def _shown(row: Row, tokens: list[int], tokenizer: Tokenizer) -> dict[str, Any]:

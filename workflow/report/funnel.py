@@ -1,4 +1,4 @@
-"""The funnel: documents kept and dropped by each corpus step, summed over shards, and its drawing."""
+"""The funnel: documents that each corpus step kept and dropped, over all shards."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class Bar:
     parts: Sequence[tuple[str, float]]
     """(label, length) of each part."""
     breakdown: Sequence[tuple[str, float]] = ()
-    """(label, length) of what the last part is made of: a thin bar below that part."""
+    """(label, length) of the parts of the last part, for a thin bar below it."""
 
     @property
     def length(self) -> float:
@@ -38,11 +38,10 @@ class FunnelStep:
     unit: str
     documents_in: int = 0
     documents_out: int = 0
-    bytes_in: int = 0
     bytes_out: int = 0
     tokens: int | None = None
     counts: dict[str, Counter[str]] = field(default_factory=dict)
-    """`reasons`, `languages`, `sizes_in`, `sizes_out`, `token_lengths`, and `hosts` (URLs by host), each by name."""
+    """By `reasons`, `languages`, `sizes_in`, `sizes_out`, `token_lengths`; URLs by `hosts`."""
     evaluation_sets: dict[str, Counter[str]] = field(default_factory=dict)
     """`hits` and `documents` by evaluation set."""
     kept_by: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
@@ -50,8 +49,6 @@ class FunnelStep:
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Dropped documents by reason: those with the smallest ids, for a reproducible sample."""
     libraries: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
-    """Sum over all shards."""
 
     @property
     def reasons(self) -> list[tuple[str, int]]:
@@ -72,7 +69,6 @@ class FunnelStep:
         """Add the statistics of one shard."""
         self.documents_in += shard["documents_in"]
         self.documents_out += shard["documents_out"]
-        self.bytes_in += shard["bytes_in"]
         self.bytes_out += shard["bytes_out"]
         if "tokens" in shard:
             self.tokens = (self.tokens or 0) + shard["tokens"]
@@ -81,33 +77,32 @@ class FunnelStep:
             self.counts.setdefault(name, Counter()).update(shard.get(name, {}))
         self.counts.setdefault("hosts", Counter()).update(hosts)
         for name, counts in shard.get("evaluation_sets", {}).items():
-            found = self.evaluation_sets.setdefault(name, Counter())
-            found.update(hits=counts["hits"], documents=counts["documents"])
+            both = {"hits": counts["hits"], "documents": counts["documents"]}
+            self.evaluation_sets.setdefault(name, Counter()).update(both)
         for key, values in shard.get("kept_by", {}).items():
             for value, counts in values.items():
                 self.kept_by.setdefault((key, value), Counter()).update(counts)
         for reason, documents in shard.get("examples", {}).items():
-            both = [*self.examples.get(reason, []), *documents]
-            self.examples[reason] = sorted(both, key=_id)[:_EXAMPLES]
+            known = self.examples.get(reason, [])
+            # URLs have no id
+            self.examples[reason] = sorted([*known, *documents], key=lambda each: str(each.get("id", "")))[:_EXAMPLES]
         self.libraries.update(shard.get("libraries", {}))
-        self.seconds += shard["seconds"]
-
-
-def _id(document: Mapping[str, Any]) -> str:
-    return str(document.get("id", ""))  # URLs have none
 
 
 def funnel(run: Path, settings: Settings | None = None) -> list[FunnelStep]:
-    """The steps of a run with statistics, in the order of the DAG; with `settings`, only its steps and shards."""
-    found = []
+    """The steps of a run with statistics, in the order of the DAG.
+
+    With `settings`, only its steps and shards.
+    """
+    with_figures = []
     for each in steps.configured(settings) if settings else steps.CORPUS:
         parts = list(each.figures(run, settings.shards if settings else None)) if each.unit else []
         step = FunnelStep(each.name, each.unit)
         for part in parts:
             step.add(part)
         if parts:
-            found.append(step)
-    return found
+            with_figures.append(step)
+    return with_figures
 
 
 def documents_chart(steps: Sequence[FunnelStep]) -> list[Bar]:

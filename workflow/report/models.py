@@ -71,7 +71,7 @@ class Model:
     """The loss of the test part, by the trainer."""
     evaluation: dict[str, Any] | None
     merged: dict[str, Any] | None
-    """merge_report.json: where the weights come from, and the proof that the logits are the same."""
+    """merge_report.json: the origin of the weights, and the proof that the logits are equal."""
     files: dict[str, dict[str, Any]]
     """The files of the merged folder: `size` in bytes and `xxh3`."""
     sample: str | None
@@ -89,7 +89,7 @@ class Model:
 
     @property
     def epochs(self) -> float | None:
-        """Times that the training data were seen; of a blend, those of the corpus that repeats first."""
+        """Passes over the training data; for a blend, over the corpus that repeats first."""
         seen, size = self.train.last("consumed_samples"), (self.plan or {}).get("samples_per_epoch")
         return seen / size if seen is not None and size else None
 
@@ -123,11 +123,11 @@ class Model:
 
     @property
     def seconds(self) -> float | None:
-        """Time of the iterations, without validation, saving and starting."""
+        """Seconds of all iterations, without validation, saving and starting."""
         return self.seconds_between(0, math.inf) if len(self.train.values("ms_per_iteration")) else None
 
     def seconds_between(self, first: float, last: float) -> float:
-        """Time of the iterations after `first` up to `last`, without validation, saving and starting."""
+        """Seconds of the iterations after `first` up to `last`; see `seconds`."""
         each, ends = self.train.values("ms_per_iteration"), self.train.values("iteration")
         begins = np.append(0.0, ends)[: len(ends)]
         counts = np.minimum(ends, last) - np.maximum(begins, first)
@@ -163,8 +163,8 @@ def _model(run: Path, folder: Path) -> Model:
 def _json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    found: dict[str, Any] = read_json(path, "delete it to report without it; snakemake makes results again")
-    return found
+    content: dict[str, Any] = read_json(path, "delete it to report without it; snakemake makes results again")
+    return content
 
 
 def settings_of(path: Path) -> Settings | None:
@@ -184,7 +184,7 @@ class Sample(NamedTuple):
     """Empty if the text does not begin with the configured one."""
     text: str
     sources: list[str]
-    """How much of it stands in the training data, then a line for each span that does; empty if that was not asked."""
+    """The share of 8-grams in the training data, then a line per span; empty if not asked for."""
 
 
 def split_samples(text: str, settings: Settings | None) -> list[Sample]:

@@ -75,22 +75,22 @@ class Clock:
 
 def timeline(run: Path, models: Sequence[Model], shards: int | None = None) -> list[Work]:
     """The steps of a run in the order in which they began; of each, the first `shards` shards."""
-    found = []
+    works = []
     for model in models:
         done = run / "models" / model.name / "done.json"
         if model.starts and done.exists():
             curve = done.with_name("train.csv")  # a finished training that is started again writes only done.json
             ended = min(path.stat().st_mtime for path in (done, curve))
-            found.append(Work(f"train {model.name}", list(_starts(model, ended))))
+            works.append(Work(f"train {model.name}", list(_starts(model, ended))))
     folder = run / "logs"
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.stem not in _NOT_DRAWN:
-            found += _works(path, shards)
-    return sorted(found, key=lambda work: work.started)
+            works += _works(path, shards)
+    return sorted(works, key=lambda work: work.started)
 
 
 def _starts(model: Model, done: float) -> Iterator[Job]:
-    """The starts of a training that ended at `done`: each lasts until the last of its iterations that was kept."""
+    """The starts of a training that ended at `done`; each ends with its last kept iteration."""
     starts = [(float(row["time"]), int(row["iteration"])) for row in model.starts]
     for number, (began, iteration) in enumerate(starts, 1):
         ended = done
@@ -102,19 +102,16 @@ def _starts(model: Model, done: float) -> Iterator[Job]:
 def _works(path: Path, shards: int | None) -> Iterator[Work]:
     """The work of RULE.log, of all RULE/0007.log together, or of each model's RULE/NAME.log."""
     logs = sorted(path.glob("*.log")) if path.is_dir() else [path]
-    jobs = [Job(log.stem, *found) for log in logs if "." not in log.stem and (found := job_log.read(log))]
+    jobs = [Job(log.stem, *time) for log in logs if "." not in log.stem and (time := job_log.read(log))]
     if not path.is_dir():
         yield from (Work(path.stem, [replace(job, label="")]) for job in jobs)
         return
-    parts = [job for job in jobs if job.label.isdigit() and not _is_left_over(job.label, shards)]
+    # an earlier configuration may have had more shards; `0003` is a shard, `3` is not
+    numbered = [job for job in jobs if job.label.isdigit()]
+    parts = [job for job in numbered if shards is None or len(job.label) < 4 or int(job.label) < shards]
     if parts:
         yield Work(path.name, parts)
     yield from (Work(f"{path.name} {job.label}", [replace(job, label="")]) for job in jobs if not job.label.isdigit())
-
-
-def _is_left_over(label: str, shards: int | None) -> bool:
-    """Whether a log is of a shard that the run no longer has; `3`, unlike `0003`, is not a shard."""
-    return shards is not None and len(label) >= 4 and int(label) >= shards
 
 
 def gantt_chart(works: Sequence[Work]) -> Markup:

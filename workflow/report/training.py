@@ -1,4 +1,4 @@
-"""Training curves as SVG over tokens, thinned to keep the page small; layouts, memory and speed, planned and used."""
+"""Training curves as SVG; layout, memory and speed, planned and used."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,13 @@ PANELS = {
     "grad_norm": "Gradient norm before clipping",
     "tokens_per_second": "Tokens per second",
 }
-"""Captions of the columns of train.csv that are drawn. MFU is not: its curve is that of the tokens per second."""
+"""Captions of the drawn columns of train.csv. MFU has the same curve as tokens per second."""
 _GIB = 2**30
 _STYLES = ("-", "--", "-.", ":")  # models differ without colour, too
 
 
 def thin(values: Floats, points: int = POINTS) -> NDArray[np.int64]:
-    """Indices of at most `points` values: the first, the last, and the smallest and largest of each bucket.
-
-    Values that are not finite are left out.
-    """
+    """Indices of at most `points` finite values: first, last, and the extremes of each bucket."""
     finite = np.flatnonzero(np.isfinite(values))
     if len(finite) <= points:
         return finite
@@ -53,8 +50,8 @@ def _restarts(model: Model) -> list[tuple[float, int]]:
     """(tokens, iteration) of each start from a checkpoint."""
     iterations = model.train.values("iteration")
     per_iteration = _tokens(model, model.train)[-1] / iterations[-1] if len(iterations) else 0.0
-    found = [int(row["iteration"]) for row in model.starts]
-    return [(per_iteration * iteration, iteration) for iteration in found if iteration > 0]
+    starts = (int(row["iteration"]) for row in model.starts)
+    return [(per_iteration * iteration, iteration) for iteration in starts if iteration > 0]
 
 
 def curve_charts(models: Sequence[Model], panels: Mapping[str, str] = PANELS) -> list[tuple[str, Markup]]:
@@ -118,7 +115,7 @@ def _chart(column: str, caption: str, models: Sequence[Model]) -> Markup:
 
 
 def curve_rows(model: Model) -> list[dict[str, Any]]:
-    """At most ROWS rows of a model's curve, evenly spaced, the last one included: the charts as numbers."""
+    """The charts as numbers: at most ROWS evenly spaced rows of a model's curve, with the last."""
     curve, tokens = model.train, _tokens(model, model.train)
     places = sorted({*np.linspace(0, len(curve) - 1, min(len(curve), ROWS)).astype(int).tolist()})
     valid = dict(zip(model.valid.values("iteration").tolist(), model.valid.values("loss").tolist(), strict=False))
@@ -139,7 +136,7 @@ def curve_rows(model: Model) -> list[dict[str, Any]]:
 
 
 def comparisons(model: Model) -> list[tuple[str, str, str]]:
-    """(name, planned, used) of layout, memory per process, speed, time and starts, if both are known."""
+    """(name, planned, used) of layout, memory, speed, time and starts, where both are known."""
     plan, experiment, peak = model.plan or {}, model.experiment, _peak(model)
     source = (model.merged or {}).get("source", {}).get("layout", "")
     planned = {key: plan[key] for key in ("memory_bytes", "tokens_per_second", "seconds") if plan.get(key)}
@@ -167,7 +164,7 @@ def _peak(model: Model) -> float:
 
 
 def memory_chart(models: Sequence[Model]) -> list[Bar]:
-    """Predicted memory by part and measured memory of each model, both without the process's context."""
+    """Predicted memory by part, and measured memory, of each model; without the context's."""
     bars = []
     for model in models:
         if parts := dict((model.plan or {}).get("memory") or {}):

@@ -1,11 +1,11 @@
-# blacklist -> scrape, ingest -> clean -> dedup (its phases are in dedup.smk) -> repeats -> decontaminate -> tokenize
-# -> merge_index.
+# blacklist -> scrape, ingest -> clean -> dedup (its phases are in dedup.smk) -> repeats
+# -> decontaminate -> tokenize -> merge_index.
 # One job per shard, except for steps that need all shards.
 #
-# Planning 10,000 shards must be cheap, so a file is declared only if another rule reads it: every declared file costs a
-# kilobyte, and every pair of a reader and a file time. A step writes all its files or none, so one of them stands for the
-# rejects and the statistics beside it. A step that splits its input into all shards (blacklist, ingest) declares its
-# statistics, which it writes last.
+# Planning 10,000 shards must be cheap: every declared file costs a kilobyte, and every pair of a
+# reader and a file costs time. So a file is declared only if another rule reads it. A step writes
+# all its files or none: one of them stands for the rejects and statistics beside it. A step that
+# splits its input into shards (blacklist, ingest) declares its statistics, which it writes last.
 
 from shlex import quote
 
@@ -13,7 +13,7 @@ from corpus.text.filters import filters
 
 
 rule demo_site:
-    # The embedded site of the default run; a configuration with other URLs never needs it.
+    # The embedded site of the default run; configurations with other URLs do not need it.
     output:
         urls=RUN / "site/urls.txt",
         site=RUN / "site/site.json",
@@ -25,19 +25,14 @@ rule demo_site:
         "python -m workflow.demo.build --output {RUN:q}/site > {log:q} 2>&1"
 
 
-# Inputs from outside of the run are no inputs of a rule, because Snakemake compares their times. What blacklist and ingest
-# read is compared by content (workflow/patches.py); the hashes of smaller files are params.
+# Files outside the run are no inputs of a rule, because Snakemake compares times. What blacklist and
+# ingest read is compared by content (workflow/patches.py); the hashes of smaller files are params.
 rule blacklist:
     input:
         made_here(settings.urls),
     output:
         rejects=rejects("blacklist"),
-        stats=report(
-            result("blacklist"),
-            caption="captions/blacklist.rst",
-            category="Corpus",
-            labels={"figure": "URLs kept and dropped"},
-        ),
+        stats=result("blacklist"),
     log:
         RUN / "logs/blacklist.log",
     threads: 4
@@ -63,7 +58,7 @@ def urls_to_fetch(wildcards):
 ARCHIVE = SERVE = RESOLVE = ""
 if settings.scrape.archive:
     ARCHIVE = "--archive {RUN:q}/pages/{wildcards.shard}.warc.gz"
-# A recorded site is served on loopback while the step runs; workflow.demo.serve replaces ADDRESS by ip:port.
+# workflow.demo.serve serves a recorded site while the step runs, and replaces ADDRESS by ip:port.
 if settings.site:
     SITE = f"--site {quote(str(settings.site))}"
     SERVE = f"python -m workflow.demo.serve {SITE} --"
@@ -316,12 +311,7 @@ rule merge_index:
         bin=f"{settings.dataset_prefix}.bin",
         idx=f"{settings.dataset_prefix}.idx",
         meta=f"{settings.dataset_prefix}.json",
-        stats=report(
-            result("merge_index"),
-            caption="captions/dataset.rst",
-            category="Corpus",
-            labels={"figure": "documents and tokens of the dataset"},
-        ),
+        stats=result("merge_index"),
     log:
         RUN / "logs/merge_index.log",
     resources:

@@ -105,12 +105,7 @@ rule dedup_clusters:
         edges=expand(WORK / "{part}.edges", part=PARTS),
     output:
         clusters=temp(WORK / "all.clusters"),
-        stats=report(
-            result("dedup_clusters"),
-            caption="captions/clusters.rst",
-            category="Corpus",
-            labels={"figure": "clusters of duplicates"},
-        ),
+        stats=result("dedup_clusters"),
     log:
         RUN / "logs/dedup_clusters.log",
     resources:

@@ -29,7 +29,7 @@ def data_to_train(wildcards):
 
 
 def start_of_training(wildcards):
-    """The model that is trained further, if one is: merged by this workflow, or an existing one."""
+    """The model to fine-tune, if there is one: merged by this workflow, or an existing one."""
     folder = settings.models[wildcards.model].finetune
     return [f"{folder}/config.json"] if folder else []
 
@@ -40,22 +40,16 @@ def data_to_evaluate(wildcards):
     return made_data(wildcards.model, "idx")
 
 
-# Only done.json is declared: Snakemake deletes declared outputs before a retry, and checkpoints must survive it.
+# Only done.json is declared: Snakemake deletes declared outputs before a retry, not checkpoints.
 rule train:
     input:
         data_to_train,
         start=start_of_training,
     output:
-        done=report(
-            result("train"),
-            caption="captions/train.rst",
-            category="Models",
-            subcategory="{model}",
-            labels={"figure": "end of the training"},
-        ),
+        done=result("train"),
     log:
         RUN / "logs/train/{model}.log",
-    retries: 0  # what a person cancelled stays cancelled
+    retries: 0  # a cancelled training stays cancelled
     # A local job uses the cores of this machine; for a Slurm job, the rule only waits.
     threads: workflow.cores if settings.cluster.executor == "local" else 1
     resources:
@@ -64,7 +58,7 @@ rule train:
     params:
         settings=lambda wildcards: keys("train", wildcards.model),
         contents=lambda wildcards: contents(wildcards.model),
-    # Snakemake sets OMP_NUM_THREADS to the cores of the whole job; the ranks divide them among themselves.
+    # Snakemake sets OMP_NUM_THREADS to the cores of the whole job, which the ranks share.
     shell:
         "unset OMP_NUM_THREADS; "
         'python -m cluster.submit --config "$URLS_TO_GPT2_SETTINGS" --model {wildcards.model} --wait > {log:q} 2>&1'
@@ -74,8 +68,8 @@ rule merge:
     input:
         done=result("train"),
     output:
-        # The tokenizer is not declared because not every model has one; nor is training.json, by which --force recognises
-        # the folder as its own.
+        # Not declared: the tokenizer, which some models lack, and training.json, by which --force
+        # recognises its own folder.
         config=result("merge"),
         generation=RUN / "merged/{model}/generation_config.json",
         weights=RUN / "merged/{model}/model.safetensors",
@@ -112,13 +106,7 @@ rule evaluate:
         weights=RUN / "merged/{model}/model.safetensors",
         datasets=data_to_evaluate,
     output:
-        result=report(
-            result("evaluate"),
-            caption="captions/evaluation.rst",
-            category="Models",
-            subcategory="{model}",
-            labels={"figure": "held-out loss"},
-        ),
+        result=result("evaluate"),
     log:
         RUN / "logs/evaluate/{model}.log",
     threads: 2
@@ -153,13 +141,7 @@ rule generate:
             made_data(wildcards.model, "idx") if settings.generate.sources else []
         ),
     output:
-        sample=report(
-            result("generate"),
-            caption="captions/sample.rst",
-            category="Models",
-            subcategory="{model}",
-            labels={"figure": "generated text"},
-        ),
+        sample=result("generate"),
     log:
         RUN / "logs/generate/{model}.log",
     threads: 2

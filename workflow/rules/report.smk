@@ -1,9 +1,9 @@
-# The last step of the corpus, before which the statistics of every shard exist; empty if all models bring their data.
+# The last corpus step, after which all statistics exist; empty if all models bring their data.
 CORPUS = [rules.merge_index.output.stats] if settings.urls or settings.sources else []
 
 
-# One HTML file about the run: the documents that each step kept, the loss, a generated sample. It opens the dataset's
-# index: 20 bytes per document.
+# One HTML file about the run: the documents that each step kept, the loss, a generated sample. It
+# opens the dataset's index: 20 bytes per document.
 rule report:
     input:
         stats=CORPUS,
@@ -12,9 +12,7 @@ rule report:
             model=settings.train_models,
         ),
     output:
-        page=report(
-            RUN / "report.html", caption="captions/page.rst", category="Overview"
-        ),
+        page=RUN / "report.html",
     log:
         RUN / "logs/report.log",
     resources:
@@ -23,8 +21,8 @@ rule report:
         'python -m workflow.report --run {RUN:q} --config "$URLS_TO_GPT2_SETTINGS" --output {output.page:q} > {log:q} 2>&1'
 
 
-# Dataset card, Croissant metadata, and per trained model a model card and the public summary of training content. No part
-# of `all`: who publishes nothing needs none.
+# Dataset card, and per trained model a model card and the public summary of training content. Not
+# part of `all`, because only published runs need them.
 rule cards:
     input:
         stats=CORPUS,

@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint: every kind of record is read without DCP, and nothing is executed."""
+"""Folders of DCP: every kind of record is read without PyTorch's reader; nothing is executed."""
 
 import pickle
 import shutil
@@ -44,7 +44,7 @@ def test_strided_scalar_and_empty_records_and_every_type_are_read(tmp_path: Path
 
 @pytest.mark.parametrize("version", ["3.11.2", "3.12.1", "3.13.0", "3.14.8"])
 def test_what_any_supported_python_wrote_is_read(tmp_path: Path, version: str) -> None:
-    """Pythons pickle Enum members and paths by other names; both are in `.metadata` and in the args of a .pt file."""
+    """Pythons pickle Enum members and paths by other names, in `.metadata` and in args."""
     shutil.unpack_archive(Path(__file__).parent / "stored/pythons.zip", tmp_path)
     dcp = Dcp(tmp_path / version)
     assert torch.equal(dcp.sharded("weight").read(), torch.arange(6.0).reshape(2, 3)) and dcp.objects == ["step"]
@@ -117,7 +117,7 @@ def test_a_file_that_is_no_metadata_is_one_line(tmp_path: Path, content: bytes) 
 
 
 def test_a_pickle_cannot_change_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The opcode BUILD, applied to a class, sets attributes of it: here of one that only this pickle has."""
+    """The opcode BUILD, applied to a class, sets its attributes: only this pickle has the class."""
     monkeypatch.setattr(StorageMeta, "planted", 0, raising=False)  # removed again after the test
     attack = b"ctorch.distributed.checkpoint.metadata\nStorageMeta\n(N(dVplanted\nI1\nstb."
     (tmp_path / ".metadata").write_bytes(attack)

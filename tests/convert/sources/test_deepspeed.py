@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoints: every ZeRO stage, tensor ranks, pipelines, both families of names, and mixed-up folders."""
+"""DeepSpeed's checkpoints: ZeRO stages, tensor ranks, pipelines, names, and mixed-up folders."""
 
 import shutil
 from collections.abc import Callable
@@ -193,21 +193,21 @@ def test_partitioned_parameters_are_read_back(
     tensors = [{f"{n}.{i}": torch.rand(shape) + 1 for i, shape in enumerate(group)} for n, group in enumerate(groups)]
     shapes = [{name: tuple(tensor.shape) for name, tensor in group.items()} for group in tensors]
     with NamedTemporaryFile() as file:
-        found: dict[str, Sharded] = {}
+        parameters: dict[str, Sharded] = {}
         parts = []
         for group in tensors:
             padded = [torch.cat([tensor.flatten(), torch.full((padding,), torch.nan)]) for tensor in group.values()]
             parts.append([in_file(file, part) for part in partition(padded, stage, ranks, lean)])
         if stage == 3:
             merged = {name: shape for group in shapes for name, shape in group.items()}
-            found = cut_stage3(merged, [[part[rank] for part in parts] for rank in range(ranks)])
+            parameters = cut_stage3(merged, [[part[rank] for part in parts] for rank in range(ranks)])
         else:
             for names, part in zip(shapes, parts, strict=True):
-                found |= cut_group(names, part, [padding] * len(names))
+                parameters |= cut_group(names, part, [padding] * len(names))
         for name, tensor in ((name, tensor) for group in tensors for name, tensor in group.items()):
             middle = len(tensor) // 2
-            assert torch.equal(found[name].read(), tensor)
-            assert torch.equal(found[name].rows(middle, len(tensor)).read(), tensor[middle:])
+            assert torch.equal(parameters[name].read(), tensor)
+            assert torch.equal(parameters[name].rows(middle, len(tensor)).read(), tensor[middle:])
 
 
 @pytest.mark.parametrize("held", [10, 14])

@@ -33,7 +33,7 @@ def run_with(folder: Path, run: Path, *names: str, **pointers: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("pointers", "found"),
+    ("pointers", "name"),
     [
         ({"latest": "global_step20\n"}, "global_step20"),
         ({"latest_checkpointed_iteration_txt": "10\n"}, "iter_0000010"),
@@ -41,10 +41,10 @@ def run_with(folder: Path, run: Path, *names: str, **pointers: str) -> Path:
     ],
 )
 def test_a_run_stands_for_the_checkpoint_that_its_pointer_names(
-    folder: Path, tmp_path: Path, pointers: dict[str, str], found: str
+    folder: Path, tmp_path: Path, pointers: dict[str, str], name: str
 ) -> None:
     run = run_with(folder, tmp_path / "run", "iter_0000010", "global_step20", "release", **pointers)
-    assert open_source(run).path == run / found
+    assert open_source(run).path == run / name
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_single_checkpoint_needs_no_pointer_and_one_of_its_files_does_not_do(f
 
 
 def test_a_deepspeed_run_of_the_trainer_is_read_unless_weights_lie_beside_it(tmp_path: Path) -> None:
-    """transformers' Trainer writes config.json, tokenizer, latest and global_stepN/ into one folder."""
+    """The Trainer writes config.json, tokenizer, latest and global_stepN/ into one folder."""
     write_tag(tmp_path / "global_step120", Run(2))
     (tmp_path / "latest").write_text("global_step120")
     constants = {"activation_function": "gelu", "layer_norm_epsilon": 1e-6}
@@ -81,4 +81,4 @@ def test_a_deepspeed_run_of_the_trainer_is_read_unless_weights_lie_beside_it(tmp
     assert source.model == replace(SMALL, activation="gelu", layer_norm_epsilon=1e-6)
     model.save_pretrained(tmp_path)
     source = open_source(tmp_path)
-    assert source.path == tmp_path and str(tmp_path / "global_step120") in source.notes[0]
+    assert source.path == tmp_path and str(tmp_path / "global_step120") in source.notes[-1]

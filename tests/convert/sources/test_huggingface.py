@@ -1,4 +1,4 @@
-"""Folders of every age that transformers wrote, or that are written from the format's description, are read lazily."""
+"""Folders of every age of transformers are read lazily, bit for bit."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ def read(folder: Path, **options: Any) -> Source:
 
 
 def save_parts(folder: Path, tensors: dict[str, Tensor], file: str) -> None:
-    """One file, or `-of-00003` in three with an index; in the format before torch 1.6 if it is called old."""
+    """One file, or three with an index; in the format before torch 1.6 if it is called old."""
     stem, ending = file.removeprefix("old ").rsplit(".", 1)
     names, weight_map = sorted(tensors), {}
     numbered = [stem.replace("00001", f"0000{number}") for number in (1, 2, 3)] if "-of-" in stem else [stem]
@@ -106,13 +106,13 @@ def test_what_transformers_writes_is_read_with_its_constants(tmp_path: Path) -> 
     model = GPT2LMHeadModel(GPT2Config(**SIZES, **constants, bos_token_id=1, eos_token_id=2)).eval()
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     source = read(tmp_path)
-    found = source.model
-    assert (found.n_inner, found.activation, found.layer_norm_epsilon, found.dropout) == (48, "gelu", 1e-6, 0.2)
+    sizes = source.model
+    assert (sizes.n_inner, sizes.activation, sizes.layer_norm_epsilon, sizes.dropout) == (48, "gelu", 1e-6, 0.2)
     assert (source.facts["bos_token_id"], source.facts["eos_token_id"]) == (1, 2)
     expected = model.transformer.state_dict()
     for name, tensor in expected.items():
         assert torch.equal(assemble(source, name, qkv=QKV(0), conv1d=True), tensor), name
-    assert found.tied and len(source.tensors) == len(expected)
+    assert sizes.tied and len(source.tensors) == len(expected)
 
 
 def test_a_head_that_is_not_tied_is_kept_if_config_says_so(tmp_path: Path) -> None:
@@ -165,11 +165,11 @@ REFUSED: list[tuple[Change, dict[str, Any], list[str]]] = [
     (same, {"resid_pdrop": 1.0}, ["config.json", "resid_pdrop", "1.0"]),
     (same, {"n_head": 5}, ["5 heads"]),
     (same, {"n_head": None}, ["--num-heads"]),
-    (lambda found: found.pop("h.2.ln_1.bias"), {}, ["'h.2.ln_1.bias'"]),
-    (lambda found: found.update({"score.weight": torch.zeros(2)}), {}, ["'score.weight'"]),
+    (lambda named: named.pop("h.2.ln_1.bias"), {}, ["'h.2.ln_1.bias'"]),
+    (lambda named: named.update({"score.weight": torch.zeros(2)}), {}, ["'score.weight'"]),
     (twice, {}, ["wpe.weight", "twice"]),
-    (lambda found: found.update({"wpe.weight": torch.ones(24, 32).to(torch.int8)}), {}, ["'wpe.weight'", "int8"]),
-    (lambda found: found.update({"h.1.attn.c_proj.weight": torch.ones(32, 31)}), {}, ["c_proj.weight'", "[32, 31]"]),
+    (lambda named: named.update({"wpe.weight": torch.ones(24, 32).to(torch.int8)}), {}, ["'wpe.weight'", "int8"]),
+    (lambda named: named.update({"h.1.attn.c_proj.weight": torch.ones(32, 31)}), {}, ["c_proj.weight'", "[32, 31]"]),
 ]
 
 

@@ -1,4 +1,4 @@
-"""nanoGPT's ckpt.pt and llm.c's model_*.bin become folders with the logits of a GPT of PyTorch's own layers."""
+"""nanoGPT's and llm.c's files become folders with the logits of a GPT of PyTorch's own layers."""
 
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ LAYER = {  # GPT-2's names in order, and PyTorch's
 
 
 class Gpt(nn.Module):
-    """Three pre-norm layers of 16 channels and 4 heads, 12 positions, a tied head; every weight is random."""
+    """Three pre-norm layers, 16 channels, 4 heads, 12 positions, a tied head, random weights."""
 
     def __init__(self, rows: int, gelu: str, bias: bool = True) -> None:
         super().__init__()
@@ -45,10 +45,10 @@ class Gpt(nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """By GPT-2's names."""
-        found = self.state_dict()
+        weights = self.state_dict()
         for ours, theirs in LAYER.items():
-            found = {name.replace(f".{theirs}", f".{ours}"): tensor for name, tensor in found.items()}
-        return found
+            weights = {name.replace(f".{theirs}", f".{ours}"): tensor for name, tensor in weights.items()}
+        return weights
 
 
 @torch.no_grad()
@@ -60,8 +60,8 @@ def assert_same_logits(folder: Path, truth: Gpt, vocabulary: int) -> None:
         x = layer(x, src_mask=nn.Transformer.generate_square_subsequent_mask(12), is_causal=True)
     expected = truth.ln_f(x) @ truth.wte.weight[:vocabulary].T
     theirs = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
-    for found in (theirs(tokens).logits, load_model(folder)[0](tokens).cpu()):
-        assert_close(found, expected, terms=logit_terms(theirs.config))
+    for logits in (theirs(tokens).logits, load_model(folder)[0](tokens).cpu()):
+        assert_close(logits, expected, terms=logit_terms(theirs.config))
 
 
 def write_nanogpt(folder: Path, truth: Gpt, prefix: str = "", **args: Any) -> Path:
@@ -86,6 +86,8 @@ def test_a_merged_nanogpt_has_its_logits_with_and_without_biases(
     assert run_main(main, "--checkpoint", run, "--output", output, *flags) == 0
     said = capsys.readouterr().err
     assert ("since May 2023" in said) == (not flags) and ("50257" in said) == (rows == 50304)
+    assert said.count("GELU") == (not flags)
+    assert read_json(output / "config.json")["activation_function"] == ("gelu_new" if flags else "gelu")
     assert_same_logits(output, truth, min(rows, 50257))
     assert read_json(output / "merge_report.json")["source"]["iteration"] == 600
 

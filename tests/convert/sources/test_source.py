@@ -1,4 +1,4 @@
-"""A tensor in parts is read as one tensor, whatever dimensions the parts cut; orders of qkv rows."""
+"""A tensor in parts is read as one, whatever dimensions the parts cut; orders of qkv rows."""
 
 from collections.abc import Callable
 from itertools import product

@@ -102,7 +102,7 @@ def test_without_a_common_part_heads_and_vocabulary_must_be_given(folder: Path) 
     ],
 )
 def test_masters_and_moments_are_read(folder: Path, add: Any, tp: int, stacked: bool, master: str) -> None:
-    """Until 0.15 as [parts along each dimension, elements of a part], cut anywhere in the last one."""
+    """Until 0.15 as [parts along each dimension, elements of a part], cut anywhere in the last."""
     step = {"state": {"common_step": torch.tensor(97.0)}} if tp == 2 else {}
     common = {"optimizer": {"optimizer": {**step, "param_groups": [{"lr": 0.1}]}}}
     writer = write_folder(folder, half(), tp=tp, stacked=stacked, common=common)
@@ -141,7 +141,7 @@ def test_muons_momenta_lie_beside_adams_moments_and_other_state_is_named(folder:
     assert (source.step, source.estimated, source.has_moments("muon")) == (97, ("wpe.weight",), True)
     assert not source.has_moments("adamw")
     (note,) = source.notes
-    assert note == "optimizer state 'moment2' is left: neither AdamW nor Muon has it"
+    assert note == "optimizer state 'moment2' is left out: neither AdamW nor Muon has it"
 
 
 def test_a_gap_between_flattened_parts_is_refused(folder: Path) -> None:

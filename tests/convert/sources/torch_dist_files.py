@@ -1,4 +1,4 @@
-"""Writes Megatron-core's torch_dist folders by the table of its keys, chunked as ranks would, without megatron-core."""
+"""Writes Megatron-core's torch_dist folders, chunked as ranks would, without megatron-core."""
 
 import argparse
 import io

@@ -1,4 +1,4 @@
-"""Written folders load in transformers with equal logits, bit for bit the same whatever layout they come from."""
+"""Written folders load in transformers with equal logits; equal weights give equal files."""
 
 import json
 import logging
@@ -54,17 +54,17 @@ def test_transformers_loads_every_weight_without_a_warning(
     logger.removeHandler(caplog.handler)
     assert not any(report.values()) and not caplog.records
     assert (theirs.lm_head.weight is theirs.transformer.wte.weight) == tied
-    found = {name.removeprefix("transformer."): value for name, value in theirs.state_dict().items()}
+    loaded = {name.removeprefix("transformer."): value for name, value in theirs.state_dict().items()}
     laid_out = as_conv1d(weights, model).tensors
     for name in weights:
-        assert torch.equal(found[name], laid_out[name].read()), name
+        assert torch.equal(loaded[name], laid_out[name].read()), name
     if limit != "1GB":
         index = json.loads((folder / "model.safetensors.index.json").read_text())
         assert index["metadata"]["total_size"] == 4 * sum(tensor.numel() for tensor in weights.values())
 
 
 def test_equal_weights_give_equal_files_whatever_layout_they_come_from(tmp_path: Path) -> None:
-    """Also from what was written: reading and writing again changes nothing, with or without other files in between."""
+    """Reading and writing again changes nothing, with or without other files in between."""
     first = folder_of(tmp_path, source_of(truth()))
     sources = {
         "eight ranks": source_of(truth(), tensor=8),

@@ -1,4 +1,4 @@
-"""Files for Megatron-LM and Megatron-core are those that it writes itself, and come back bit by bit."""
+"""Files for Megatron-LM and Megatron-core equal what they write, and come back bit by bit."""
 
 import json
 import os
@@ -48,18 +48,18 @@ def test_a_file_has_what_megatron_writes(tensor: int, pipeline: int, made: Calla
     for stage in range(pipeline):
         for rank in range(tensor):
             path = tmp_path / "iter_0000100" / folder_name(layout, stage, rank) / "model_optim_rng.pt"
-            found = torch.load(path, weights_only=False)
+            content = torch.load(path, weights_only=False)
             expected = content_of(layout, truth(), stage, rank)
             expected["model"].pop("output_layer._extra_state", None)  # Megatron sets it itself where it is missing
-            assert found["iteration"] == 100 and found.keys() == expected.keys()
-            assert found["checkpoint_version"] == 3.0
-            assert_equal(found["model"], expected["model"])
-            assert all(value.dtype == torch.float16 for value in found["model"].values())
-            assert vars(expected["args"]).items() <= (vars(found["args"]) | {"rank": 0}).items()
+            assert content["iteration"] == 100 and content.keys() == expected.keys()
+            assert content["checkpoint_version"] == 3.0
+            assert_equal(content["model"], expected["model"])
+            assert all(value.dtype == torch.float16 for value in content["model"].values())
+            assert vars(expected["args"]).items() <= (vars(content["args"]) | {"rank": 0}).items()
 
 
 def test_megatron_core_finds_its_keys_and_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DCP's own reader; what Megatron-LM's check_checkpoint_args reads; the file that names the backend."""
+    """DCP's own reader; what Megatron-LM's check of args reads; the file that names the backend."""
     monkeypatch.setattr(torch_dist, "_FILE", 1 << 16)  # several files
     torch_dist.write(source_of(truth(), iteration=100), tmp_path, tp=2, pp=2)
     folder = tmp_path / "iter_0000100"
@@ -105,12 +105,16 @@ OTHER = replace(SMALL, tied=False, n_inner=96, activation="gelu", layer_norm_eps
         ("torch_dist", 2, 2, torch.float32),
     ],
 )
-def test_the_weights_come_back_byte_for_byte(form: str, tp: int, pp: int, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_the_weights_come_back_byte_for_byte(
+    form: str, tp: int, pp: int, dtype: torch.dtype, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, middle, second = (tmp_path / name for name in ("first", "megatron", "second"))
     first.mkdir()
     write_folder(first, source_of({name: weight.to(dtype) for name, weight in truth(OTHER).items()}, OTHER))
     there = ("--checkpoint", first, "--output", middle, "--format", form, "--tp", tp, "--pp", pp)
     assert run_main(to_megatron.main, *there) == 0 and (middle / "release").is_dir()
+    said = capsys.readouterr().err
+    assert said.count("GELU is the erf form") == 1 and "--no-bias-gelu-fusion" in said
     assert run_main(merge_mp.main, "--checkpoint", middle, "--output", second) == 0
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (second / name).read_bytes() == (first / name).read_bytes(), name

@@ -1,11 +1,10 @@
-"""The predicted time of a step: its formulas, the order of layouts, and published runs."""
+"""The predicted time of a step: its formulas, and the bytes that are sent."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks.planning import RUNS, error
 from common.settings import ModelSettings
 from training.parallel.sizes import bubble_share
 from training.planning.layout import Layout, Workload, by_part
@@ -16,12 +15,6 @@ from training.planning.speed import PRODUCTS, flops_per_token, speed_terms, with
 
 GPT2_345M = Workload(ModelSettings(n_layer=24, n_head=16, n_embd=1024), "bfloat16", compiled=True)
 H100S = machine("h100", {})
-
-
-def test_published_steps_are_predicted() -> None:
-    # PyTorch's own 124M is a quarter faster in the prediction: its script neither pads nor fuses what ours does
-    far = [run for run in RUNS if abs(error(run)) >= (0.27 if run.source == "PyTorch" else 0.155)]
-    assert RUNS and not far
 
 
 def test_the_bubble_is_that_of_its_formula_where_ranks_are_equal() -> None:

@@ -14,7 +14,7 @@ from workflow.cards.content import read_content, targets_read
 
 
 def trained_on(folder: Path) -> Counter[tuple[int, int]]:
-    """How often a token of each (corpus, document) was a target: everything but the first token of each sample."""
+    """How often tokens of each (corpus, document) were targets: all but samples' first ones."""
     found = Counter[tuple[int, int]]()
     for samples in replay(folder, micro=1, data_size=1):
         for sample in samples:

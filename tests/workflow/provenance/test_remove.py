@@ -1,4 +1,4 @@
-"""Documents leave a run and everything made from it, and training goes on as if they had never been there."""
+"""Documents leave a run and everything made from it; training continues as if never read."""
 
 import gzip
 import os
@@ -206,7 +206,7 @@ def test_removed_documents_never_come_back(tmp_path: Path) -> None:
 
 
 def write_run(folder: Path, buried: list[int], base: str = "") -> Path:
-    """A run with a dataset of documents with URLs, some of them tombstones; returns its configuration's path."""
+    """A run with a dataset of documents with URLs, some of them tombstones; its configuration."""
     config = write_config(folder, {}, {}, {"iterations": 12, "save_interval": 4, "eval_interval": 6})
     if base:
         config.write_text(f"{config.read_text()}base: {base}\n")
@@ -226,7 +226,8 @@ def write_run(folder: Path, buried: list[int], base: str = "") -> Path:
 def test_removals_from_a_run_and_one_that_extends_it_end_alike_in_any_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`base` and `more` leave the base and name the model, `late` does not, `again` does; `own` leaves the other."""
+    """`base`, `more` and `again` leave the base and name the model, `late` does not; `own` leaves
+    the other."""
     model = Path("b/models/tiny")
 
     def trained(folder: Path, leaving: dict[str, list[int]]) -> None:
@@ -301,7 +302,7 @@ def test_removals_from_a_run_and_one_that_extends_it_end_alike_in_any_order(
 
 
 def test_training_goes_on_as_if_the_documents_had_never_been_there(tmp_path: Path) -> None:
-    """Dropout is on: the weights of both runs are equal bit for bit, and those before the takedown are not."""
+    """Dropout is on: the weights of both runs are bitwise equal; earlier ones differ."""
     run, model, config = tmp_path / "a", tmp_path / "a/models/tiny", write_run(tmp_path / "a", [])
     assert train_tiny(config) == 0
     trace = Trace(model)

@@ -12,7 +12,7 @@ from workflow.provenance.sample import main, sample
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two steps of a run: `clean` repairs every text but document 3's, and drops the German ones."""
+    """Two steps of a run: `clean` repairs every text but document 3's, and drops German ones."""
     folder = tmp_path / "results/x"
     pages = [document(n, f"Line one\nLine {n}\x1b[31m\n{prose(n, 20)}") for n in range(100)]
     cleaned = [{**d, "text": d["text"] if n == 3 else d["text"].replace("\x1b[31m", "")} for n, d in enumerate(pages)]

@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing is fetched, nothing fails, everything is there and can be read by everybody."""
+"""The report in a real browser: complete, accessible, without requests and errors."""
 
 import json
 import os

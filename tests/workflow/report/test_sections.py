@@ -67,7 +67,7 @@ PARTS = """
     samples    | <details><summary>tiny: 1 of 3 8-grams stand in the training data (33.3%)</summary>
     samples    | 8 tokens &#39; &lt;b&gt;time&#39;: https://a.example/x, first read in iteration 7</li>
 """
-"""Sections and what they contain. Of 200 pages 10 were dropped: so wide is the strip below that part of the bar."""
+"""Sections and what they contain. 10 of 200 pages were dropped: 5 % of the bar's width."""
 
 
 def test_a_section_says_what_the_files_say(page: str) -> None:
