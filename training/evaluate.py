@@ -4,17 +4,20 @@
     python -m training.evaluate --checkpoint results/demo/merged/tiny --data book.txt poems.jsonl --output books.json
     python -m training.evaluate --checkpoint results/demo/merged/tiny --tasks lambada_openai hellaswag --output t.json
 
---checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint), one iter_* folder, or MODEL/best
-(`train.keep_best`). --data is a PREFIX of .bin/.idx, a .jsonl file of documents (or .jsonl.zst, .jsonl.gz, …), or any
-other file, read as one text. The tokens are cut into windows of the model's sequence length that do not overlap; every
-token but the first is predicted once. Several datasets get a line each, and the loss over all is the mean over their
-tokens. --max-tokens takes windows evenly spaced over all data. --part valid or test evaluates documents that the model
-was not trained on: checkpoints and merged folders record their train.split. They also record train.reset_position_ids,
-train.reset_attention_mask and train.eod_mask_loss, and the loss follows them, as the validation of the training does; a
-note says so. For a folder that records none, documents are not set apart, and every token counts.
+--checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint), one iter_*
+folder, or MODEL/best (`train.keep_best`). --data is a PREFIX of .bin/.idx, a .jsonl file of
+documents (or .jsonl.zst, .jsonl.gz, …), or any other file, read as one text. The tokens are cut
+into windows of the model's sequence length that do not overlap; every token but the first is
+predicted once. Several datasets get a line each, and the loss over all is the mean over their
+tokens. --max-tokens takes windows evenly spaced over all data. --part valid or test evaluates
+documents that the model was not trained on: checkpoints and merged folders record their
+train.split. They also record train.reset_position_ids, train.reset_attention_mask and
+train.eod_mask_loss, and the loss follows them, as the validation of the training does; a note says
+so. For a folder that records none, documents are not set apart, and every token counts.
 
---tasks runs tasks of lm-evaluation-harness (`pip install 'urls-to-gpt2[eval]'`) on a Hugging Face folder. Data are
-downloaded, unless they are in the cache of `datasets`, or named by a YAML file in --task-dir.
+--tasks runs tasks of lm-evaluation-harness (`pip install 'urls-to-gpt2[eval]'`) on a Hugging Face
+folder. Data are downloaded, unless they are in the cache of `datasets`, or named by a YAML file in
+--task-dir.
 """
 
 import argparse

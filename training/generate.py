@@ -7,19 +7,22 @@
     python -m training.generate --checkpoint results/demo/models/tiny --temperature 0
     python -m training.generate --checkpoint results/demo/merged/tiny --prompt "The list of" --sources
 
---checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint), one iter_* folder, or MODEL/best
-(`train.keep_best`). --prompts is a file with one prompt per line, or, as .jsonl, one object with a "prompt" per line;
-each result is that object with its "text", as a line of JSON, which --json also gives for --prompt. Without --prompt
-and --prompts the command reads prompts from the terminal, one per line, until `stop` or the end of the input. The same
-seed gives the same text, whatever the other prompts are; each typed prompt gets a new seed, which is printed, unless
---seed is given. --samples N continues each prompt N times, with the seeds S, S + 1, …; lines of JSON then have "sample"
-and "seed". A text ends early at end-of-text, or before the first --stop text after the prompt. On a terminal the text
-of a prompt, or the first of its samples, appears as it is generated.
+--checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint), one iter_*
+folder, or MODEL/best (`train.keep_best`). --prompts is a file with one prompt per line, or, as
+.jsonl, one object with a "prompt" per line; each result is that object with its "text", as a line
+of JSON, which --json also gives for --prompt. Without --prompt and --prompts the command reads
+prompts from the terminal, one per line, until `stop` or the end of the input. The same seed gives
+the same text, whatever the other prompts are; each typed prompt gets a new seed, which is printed,
+unless --seed is given. --samples N continues each prompt N times, with the seeds S, S + 1, …; lines
+of JSON then have "sample" and "seed". A text ends early at end-of-text, or before the first --stop
+text after the prompt. On a terminal the text of a prompt, or the first of its samples, appears as
+it is generated.
 
---sources lists the longest spans of each text, prompt excluded, that stand verbatim in the training data, 8 tokens or
-more, each with its document and the first iteration that read it, and the share of 8-grams that do. It needs the data,
-and the model's folder: that of the run for RUN/merged/NAME, else MODEL. The first question about a dataset writes
-PREFIX.ngrams, .4 of the size of a PREFIX.bin of 2-byte tokens.
+--sources lists the longest spans of each text, prompt excluded, that stand verbatim in the training
+data, 8 tokens or more, each with its document and the first iteration that read it, and the share
+of 8-grams that do. It needs the data, and the model's folder: that of the run for RUN/merged/NAME,
+else MODEL. The first question about a dataset writes PREFIX.ngrams, .4 of the size of a PREFIX.bin
+of 2-byte tokens.
 """
 
 import secrets
@@ -177,7 +180,8 @@ def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, n
 def _print_texts(texts: Generate, prompt: str, options: GenerateSettings, samples: int) -> str:
     """Print the texts of one prompt, each above its sources, and return all that was printed.
 
-    Several have a line above each with its number and seed. On a terminal the first one is streamed.
+    Several have a line above each with its number and seed. On a terminal the first one is
+    streamed.
     """
     from training.inference.sampling import sample_seed
 

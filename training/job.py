@@ -48,8 +48,9 @@ _LONGEST = 28 * 24 * 3600  # seconds of a run on CPUs; a busy machine may seem s
 def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
     """Train the model of `folder` from its newest checkpoint or from the start; returns whether it is finished.
 
-    If asked to stop early, it saves a checkpoint first; the next start resumes from it. The plan is printed and written
-    to plan.json, and `settings` to settings.yaml, unless the model is finished already.
+    If asked to stop early, it saves a checkpoint first; the next start resumes from it. The plan is
+    printed and written to plan.json, and `settings` to settings.yaml, unless the model is finished
+    already.
     """
     experiment, train, data, on_rank0 = plan.experiment, plan.experiment.train, plan.data, world.rank == 0
     newest = checkpoint.newest(folder)
@@ -148,8 +149,8 @@ def _load(session: Session, newest: Manifest | None, plan: Plan) -> Progress:
 def _check_speed(session: Session, data: Blend, name: str) -> None:
     """Raise ConfigError if a run on CPUs would take months by the best of three timed passes (a collective call).
 
-    A pass is one micro-batch forward and backward, or what a pipeline runs at once. It changes no number of the run:
-    each step seeds its random streams and drops old gradients.
+    A pass is one micro-batch forward and backward, or what a pipeline runs at once. It changes no
+    number of the run: each step seeds its random streams and drops old gradients.
     """
     experiment = session.experiment
     with closing(step_batches(session, data, 0)) as batches:

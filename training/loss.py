@@ -4,10 +4,11 @@
     loss = head(x, wte.weight, targets, factor)  # (B, T, C), (V, C), (B, T), (B,) -> float32 nats times factor, ()
     loss.backward()
 
-The logits are the largest tensor of a step: 1.6 GB in bfloat16 at 16 x 1,024 tokens and 50,304 rows. They are read once
-and replaced by their gradient in the forward pass, which also computes the gradients of the input and of the weight:
-nothing of the size of the logits waits for the backward pass, and no float32 copy of them ever exists. `chunks` above 1
-never holds more than that part of them.
+The logits are the largest tensor of a step: 1.6 GB in bfloat16 at 16 x 1,024 tokens and 50,304
+rows. They are read once and replaced by their gradient in the forward pass, which also computes the
+gradients of the input and of the weight: nothing of the size of the logits waits for the backward
+pass, and no float32 copy of them ever exists. `chunks` above 1 never holds more than that part of
+them.
 """
 
 from collections.abc import Iterator

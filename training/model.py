@@ -1,13 +1,15 @@
 """GPT-2 in one file, for one device; `training.parallel` applies every parallel layout from outside.
 
-The network of Radford et al. 2019 (pre-norm blocks, learned positions, tied head), with Hugging Face's parameter names
-(`wte`, `wpe`, `h.0.ln_1`, `h.0.attn.c_attn`, …). One layout is ours: c_attn's rows are ordered [head, (q, k, v), dim],
-so that a split of the rows never cuts a head.
+The network of Radford et al. 2019 (pre-norm blocks, learned positions, tied head), with Hugging
+Face's parameter names (`wte`, `wpe`, `h.0.ln_1`, `h.0.attn.c_attn`, …). One layout is ours:
+c_attn's rows are ordered [head, (q, k, v), dim], so that a split of the rows never cuts a head.
 
-Parameters are float32. The embedding rounds to `GPT2.dtype`, and every layer computes in the type of its input; weights
-are cast where they are used, which costs nothing if they have that type already, or if `rounded` is a copy that has it.
+Parameters are float32. The embedding rounds to `GPT2.dtype`, and every layer computes in the type
+of its input; weights are cast where they are used, which costs nothing if they have that type
+already, or if `rounded` is a copy that has it.
 
-Shapes: B samples, T tokens, C channels (n_embd), nh heads, hs head size, V vocabulary, K documents per sample.
+Shapes: B samples, T tokens, C channels (n_embd), nh heads, hs head size, V vocabulary, K documents
+per sample.
 """
 
 import math
@@ -191,9 +193,9 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def initial_value(name: str, shape: torch.Size, settings: ModelSettings, seed: int) -> Tensor:
     """The initial value of one parameter: a pure function of its name, its shape and the seed.
 
-    Each parameter has its own generator, so that its value depends neither on the layout nor on which other parameters
-    a process builds. GPT-2's recipe: N(0, 0.02), residual projections scaled down by sqrt(2 * n_layer), biases 0,
-    LayerNorm weights 1.
+    Each parameter has its own generator, so that its value depends neither on the layout nor on
+    which other parameters a process builds. GPT-2's recipe: N(0, 0.02), residual projections scaled
+    down by sqrt(2 * n_layer), biases 0, LayerNorm weights 1.
     """
     if name.endswith("bias"):
         return torch.zeros(shape)

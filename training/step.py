@@ -59,7 +59,8 @@ def mean_loss(total: float, targets: float) -> float | None:
 def step_batches(session: Session, data: TokenSource, consumed: int) -> Generator[list[Batch], None, None]:
     """This process's micro-batches from sample `consumed` on, one list per optimiser step, without end.
 
-    Threads read two steps ahead, and on a GPU the next step is copied there. Close the iterator to stop them.
+    Threads read two steps ahead, and on a GPU the next step is copied there. Close the iterator to
+    stop them.
     """
     accumulation, device = session.experiment.accumulation, session.world.device
     read = partial(read_batch, data, _batch_form(session, data, pinned=device.type == "cuda"))
@@ -92,10 +93,11 @@ def train_step(
 ) -> StepResult:
     """One optimiser step on this process's part of a global batch (a collective call).
 
-    `iteration` counts from 1. Every unmasked target of the global batch has the same weight, whatever its micro-batch
-    and rank. The loss is multiplied by `scale` for the backward pass only. `accepts` decides from the loss and
-    the gradient norm whether the optimiser takes the step (default: always); all ranks must decide alike. Without
-    targets no step is taken. The gradients of a step that is not taken stay until the next one.
+    `iteration` counts from 1. Every unmasked target of the global batch has the same weight,
+    whatever its micro-batch and rank. The loss is multiplied by `scale` for the backward pass only.
+    `accepts` decides from the loss and the gradient norm whether the optimiser takes the step
+    (default: always); all ranks must decide alike. Without targets no step is taken. The gradients
+    of a step that is not taken stay until the next one.
     """
     parallel, mesh = session.experiment.parallel, session.mesh
     session.optimizer.zero_grad()  # a step that was not taken leaves its gradients
@@ -180,7 +182,8 @@ def _sum_over_all_ranks(session: Session, value: Tensor) -> Tensor:
 def validate(session: Session, data: Blend, samples: int) -> float | None:
     """Mean loss in nats per token over the first `samples` samples (a collective call, equal on all ranks).
 
-    None if they have no targets. Whole global batches pass through the layout; samples past `samples` are masked.
+    None if they have no targets. Whole global batches pass through the layout; samples past
+    `samples` are masked.
     """
     accumulation = session.experiment.accumulation
     form = _batch_form(session, data)

@@ -4,8 +4,9 @@
     trace.step(12)                       # what iteration 12 read
     trace.reads(0, [7]).iterations       # which iterations read document 7 of the first dataset
 
-A sample is seq_len + 1 tokens of the training part: the token at a border is in two. The first query of an epoch
-writes its order to MODEL/trace, 24 bytes per document and 16 per sample; later queries read it.
+A sample is seq_len + 1 tokens of the training part: the token at a border is in two. The first
+query of an epoch writes its order to MODEL/trace, 24 bytes per document and 16 per sample; later
+queries read it.
 """
 
 import sys
@@ -115,7 +116,8 @@ class Trace:
     def samples(self) -> list[Samples]:
         """The training part of each dataset, opened and compared with what the newest checkpoint was trained on.
 
-        Only by the documents' lengths: those that `workflow.provenance.remove` has removed keep their places.
+        Only by the documents' lengths: those that `workflow.provenance.remove` has removed keep
+        their places.
         """
         parts = []
         for prefix in self.prefixes:
@@ -182,7 +184,8 @@ class Trace:
     def first_read(self, corpus: int, span: Span, last: int) -> tuple[int, int]:
         """The first iteration up to `last` with a sample that holds a whole span of a dataset, and the span's tokens.
 
-        If borders of samples cut it in every epoch: the first that read a part, and how much of it. 0, 0: none did.
+        If borders of samples cut it in every epoch: the first that read a part, and how much of it.
+        0, 0: none did.
         """
         within, some = slice(span.first, span.first + span.tokens), (0, 0)
         for reads in self._reads(corpus, [span.document], self.consumed_after(last), within):

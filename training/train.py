@@ -3,11 +3,12 @@
     python -m training.train --config config.yaml --model tiny parallel.tensor=1
     torchrun --nproc-per-node 2 -m training.train --config config.yaml --model tiny train.iterations=300
 
-Results are in the model folder, RUN/models/NAME: iter_* checkpoints, train.csv, valid.csv, settings.yaml, and done.json
-at the end. The same command resumes a run that was stopped from its newest complete checkpoint. Ctrl-C, SIGTERM,
-SIGHUP, SIGUSR2 or a file named `stop` in the model folder end it after the current step, with a checkpoint and exit
-code 75 (torchrun turns it into 1): start it again to continue. A second Ctrl-C ends it at once. Exit code 76: a newer
-job has the model folder.
+Results are in the model folder, RUN/models/NAME: iter_* checkpoints, train.csv, valid.csv,
+settings.yaml, and done.json at the end. The same command resumes a run that was stopped from its
+newest complete checkpoint. Ctrl-C, SIGTERM, SIGHUP, SIGUSR2 or a file named `stop` in the model
+folder end it after the current step, with a checkpoint and exit code 75 (torchrun turns it into 1):
+start it again to continue. A second Ctrl-C ends it at once. Exit code 76: a newer job has the model
+folder.
 """
 
 import sys
@@ -28,8 +29,9 @@ from training.planning.run import Plan, fit_plan, make_plan
 def train(settings: Settings, name: str) -> int:
     """Train the model `name`; every process of the job calls this and reads its rank from its environment.
 
-    Returns the exit code: 0, or RESUME_ME if the run was asked to stop before its end. Raises ToolkitError, whose exit
-    code tells an error that a person must cure from a rank that died and a lock that was lost.
+    Returns the exit code: 0, or RESUME_ME if the run was asked to stop before its end. Raises
+    ToolkitError, whose exit code tells an error that a person must cure from a rank that died and a
+    lock that was lost.
     """
     launch, folder = read_launch(), settings.model_folder(name)
 

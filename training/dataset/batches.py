@@ -102,8 +102,8 @@ def make_batch(tokens: npt.NDArray[np.int64], form: BatchForm) -> Batch:
 def targets_of(tokens: npt.NDArray[np.int64], form: BatchForm) -> npt.NDArray[np.int64]:
     """(B, T + 1) tokens -> (B, T): the next token of each, or IGNORED.
 
-    End-of-text after end-of-text is never a target: a document of nothing else is what `workflow.provenance.remove`
-    leaves of one.
+    End-of-text after end-of-text is never a target: a document of nothing else is what
+    `workflow.provenance.remove` leaves of one.
     """
     targets = tokens[:, 1:].copy()
     ends = tokens[:, :-1] == form.end_of_text

@@ -4,9 +4,10 @@
     train = Samples(corpus, split_documents("949,50,1", corpus.documents)["train"], seq_len=1024, seed=1234)
     tokens = train.sample(consumed)        # int64 (1025,)
 
-The order is a pure function of (seed, corpus, epoch), never of a run's length or layout. An epoch permutes the
-documents, concatenates them, cuts sample i as tokens [i*s, i*s + s] (s inputs and one more target), and permutes the
-samples. A run's position is the number of samples that it has consumed; there are always more epochs.
+The order is a pure function of (seed, corpus, epoch), never of a run's length or layout. An epoch
+permutes the documents, concatenates them, cuts sample i as tokens [i*s, i*s + s] (s inputs and one
+more target), and permutes the samples. A run's position is the number of samples that it has
+consumed; there are always more epochs.
 """
 
 import hashlib
@@ -101,8 +102,8 @@ class Corpus:
     def check_vocabulary(self, vocab_size: int, key: str) -> None:
         """Raise InputError if the dataset was made with another vocabulary than the model's, the setting `key`.
 
-        A dataset without PREFIX.json (made by other tools) is read once from end to end. From here on every token that
-        is read is checked, so that a damaged file never reaches the model.
+        A dataset without PREFIX.json (made by other tools) is read once from end to end. From here
+        on every token that is read is checked, so that a damaged file never reaches the model.
         """
         self.vocab_size, self.end_of_text = vocab_size, vocab_size - 1
         meta = read_meta(self.prefix)
@@ -135,8 +136,9 @@ def split_documents(
 ) -> dict[str, range]:
     """Contiguous ranges of documents for train, valid and test, in the proportions of `split` ("949,50,1").
 
-    A part with a share above 0 gets at least one document. Raises ConfigError, with the names `corpus` and `key`, if
-    the shares are not three numbers, or if there are fewer documents than such parts.
+    A part with a share above 0 gets at least one document. Raises ConfigError, with the names
+    `corpus` and `key`, if the shares are not three numbers, or if there are fewer documents than
+    such parts.
     """
     try:
         shares = split_shares(split)
@@ -195,8 +197,8 @@ class Epoch:
 def permutation(size: int, *seed: int) -> npt.NDArray[np.int64]:
     """The numbers below `size` in random order, a pure function of (size, seed).
 
-    Sorts random keys that hold their number in the low bits: takes half the time of a shuffle and releases the GIL.
-    NumPy guarantees PCG64's stream, and distinct keys sort in one way.
+    Sorts random keys that hold their number in the low bits: takes half the time of a shuffle and
+    releases the GIL. NumPy guarantees PCG64's stream, and distinct keys sort in one way.
     """
     bits = np.uint64(size.bit_length())
     keys = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(size)
@@ -211,7 +213,8 @@ def permutation(size: int, *seed: int) -> npt.NDArray[np.int64]:
 class Samples:
     """The samples of a range of documents, by number from 0 to infinity. Thread-safe.
 
-    With a seed they are shuffled, differently in every epoch; without, they keep the corpus' order (validation).
+    With a seed they are shuffled, differently in every epoch; without, they keep the corpus' order
+    (validation).
     """
 
     def __init__(self, corpus: Corpus, part: range, seq_len: int, seed: int | None = None) -> None:

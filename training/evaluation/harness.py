@@ -1,6 +1,7 @@
 """Published tasks (LAMBADA, HellaSwag, …) by EleutherAI's lm-evaluation-harness, the package `lm_eval`.
 
-The figures are lm_eval's own: it loads the Hugging Face folder with `transformers` and its tasks with `datasets`.
+The figures are lm_eval's own: it loads the Hugging Face folder with `transformers` and its tasks
+with `datasets`.
 """
 
 import os
@@ -18,7 +19,8 @@ from common.settings import closest
 def find_tasks(tasks: Sequence[str], folder: Path | None = None) -> Any:
     """The TaskManager of all tasks that lm_eval knows and of the YAML files in `folder`.
 
-    Raises InputError if lm_eval is not installed, or does not know one of `tasks` (names or patterns).
+    Raises InputError if lm_eval is not installed, or does not know one of `tasks` (names or
+    patterns).
     """
     if is_quiet():
         os.environ["TQDM_DISABLE"] = "1"
@@ -44,7 +46,8 @@ def run_tasks(
 ) -> dict[str, Any]:
     """Print and return lm_eval's figures of a Hugging Face folder: a row per task, group of tasks, and metric.
 
-    `max_samples`: the first samples of each task, all without it. Raises InputError if a task's data cannot be read.
+    `max_samples`: the first samples of each task, all without it. Raises InputError if a task's
+    data cannot be read.
     """
     from lm_eval import __version__, simple_evaluate
 

@@ -37,10 +37,10 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """Mean loss (nats per token) and perplexity over all windows of `samples`, the short last one included.
 
-    None if they have no targets: all their documents have been removed, or there are fewer than two tokens.
-    `form` has the rules for positions and masked targets (default: none).
-    With a `share` below 1, over that share of the windows, evenly spaced, but at least one.
-    With the bytes of each token id (`Tokenizer.byte_lengths`) also the bits per byte of the predicted text, where
+    None if they have no targets: all their documents have been removed, or there are fewer than two
+    tokens. `form` has the rules for positions and masked targets (default: none). With a `share`
+    below 1, over that share of the windows, evenly spaced, but at least one. With the bytes of each
+    token id (`Tokenizer.byte_lengths`) also the bits per byte of the predicted text, where
     end-of-text costs bits and has no bytes. They compare models of different vocabularies.
     """
     windows = samples.per_epoch

@@ -5,8 +5,8 @@
     hyper = Hyper(rate=3e-4, beta1=0.9, beta2=0.95, eps=1e-8, step=1)
     adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, [0.1] * len(parameters), factor, hyper)
 
-The kernels take thousands of tensors in one launch: each is cut into chunks, and a table in device memory says which
-chunk is whose. Sums have a fixed order, so results repeat bitwise.
+The kernels take thousands of tensors in one launch: each is cut into chunks, and a table in device
+memory says which chunk is whose. Sums have a fixed order, so results repeat bitwise.
 """
 
 import math
@@ -37,10 +37,10 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
 def reference_sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     """`sum_of_squares` in plain PyTorch.
 
-    On CPUs torch accumulates a float32 norm in a few running sums, which is 1e-3 too low at the 38 million elements of
-    a GPT-2 embedding. Norms of 2^14 elements are accurate to 2e-8; their squares are summed in float64. This costs 50
-    ms at 124M parameters on two cores; float64 throughout would cost half a second. GPUs sum in a tree, which is
-    accurate enough.
+    On CPUs torch accumulates a float32 norm in a few running sums, which is 1e-3 too low at the 38
+    million elements of a GPT-2 embedding. Norms of 2^14 elements are accurate to 2e-8; their
+    squares are summed in float64. This costs 50 ms at 124M parameters on two cores; float64
+    throughout would cost half a second. GPUs sum in a tree, which is accurate enough.
     """
     parts = [part for tensor in tensors for part in _parts(tensor.float()) if part.numel()]
     if not parts:
@@ -73,8 +73,8 @@ def adamw_(
 ) -> None:  # fmt: skip
     """One step of AdamW (Loshchilov and Hutter 2019) in place, with the gradients times `factor`, float32 of shape ().
 
-    Parameters and moments are float32; gradients are float32 or 16-bit, all of one type, and are not changed. Each
-    tensor has its own weight decay.
+    Parameters and moments are float32; gradients are float32 or 16-bit, all of one type, and are
+    not changed. Each tensor has its own weight decay.
     """
     chosen = parameters and library.selected("adamw", parameters[0])
     run = _launch_adamw_ if chosen else reference_adamw_

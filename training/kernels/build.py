@@ -2,8 +2,9 @@
 
     path = build(nvcc(90))
 
-The folder is $URLS_TO_GPT2_KERNELS, else urls-to-gpt2/kernels in $XDG_CACHE_HOME or ~/.cache. A library appears there
-complete or not at all. Two processes that want the same one build it once: the second waits for the system's lock.
+The folder is $URLS_TO_GPT2_KERNELS, else urls-to-gpt2/kernels in $XDG_CACHE_HOME or ~/.cache. A
+library appears there complete or not at all. Two processes that want the same one build it once:
+the second waits for the system's lock.
 """
 
 import hashlib
@@ -83,8 +84,8 @@ def find_libraries(capability: int) -> list[Path]:
 def build(compiler: Compiler, limit: float = _LIMIT) -> Path:
     """Compile the sources, unless the library exists; returns its path.
 
-    Raises KernelError with the compiler's first error, after `limit` seconds of compiling, and where the cache folder
-    cannot be written.
+    Raises KernelError with the compiler's first error, after `limit` seconds of compiling, and
+    where the cache folder cannot be written.
     """
     library = compiler.library
     folder = library.parent

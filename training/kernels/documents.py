@@ -3,8 +3,9 @@
     ends = document_ends(tokens, end_of_text)  # (B, T) -> (B, K)
     y = document_attention(q, k, v, p, ends)
 
-A sample's documents end after each end-of-text, and the last one with the sample. `ends` has their ends; samples with
-fewer documents repeat T, which adds documents without tokens. K is a power of two, so that graphs have few shapes.
+A sample's documents end after each end-of-text, and the last one with the sample. `ends` has their
+ends; samples with fewer documents repeat T, which adds documents without tokens. K is a power of
+two, so that graphs have few shapes.
 """
 
 from typing import cast
@@ -46,8 +47,9 @@ def document_mask(ends: Tensor, length: int) -> Tensor:
 def document_attention(q: Tensor, k: Tensor, v: Tensor, p: float, ends: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(hs)) v within documents: (B, nh, T, hs) three times, (B, K) -> (B, nh, T, hs).
 
-    GPUs take FlashAttention on documents of any length; it has no dropout and no float32. CPUs take one document after
-    the other, if there are few. Everything else is PyTorch's attention with a mask.
+    GPUs take FlashAttention on documents of any length; it has no dropout and no float32. CPUs take
+    one document after the other, if there are few. Everything else is PyTorch's attention with a
+    mask.
     """
     T, hs = q.shape[2:]
     if q.is_cuda and not p and q.dtype != torch.float32 and hs % 8 == 0:

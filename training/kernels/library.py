@@ -2,8 +2,9 @@
 
     library.call("gelu_forward", x.device, x, bias, out, x.shape[0], x.shape[1], dtype_code(x.dtype))
 
-A launcher is a C function of csrc/ whose last argument is a stream and whose result is a cudaError_t. A kernel is used
-where it is selected and its tensor is on a device that has a library; everywhere else the op's reference runs.
+A launcher is a C function of csrc/ whose last argument is a stream and whose result is a
+cudaError_t. A kernel is used where it is selected and its tensor is on a device that has a library;
+everywhere else the op's reference runs.
 """
 
 import ctypes
@@ -65,8 +66,8 @@ def empty_like(tensor: Tensor) -> Tensor:
 def call(name: str, device: torch.device, *arguments: Tensor | int | float | ctypes.c_int | None) -> None:
     """Call a launcher on the current stream of a device.
 
-    A tensor becomes its address and must be contiguous, None a null pointer, an int (or bool) int64_t, a float float.
-    Raises KernelError with the name of the CUDA error.
+    A tensor becomes its address and must be contiguous, None a null pointer, an int (or bool)
+    int64_t, a float float. Raises KernelError with the name of the CUDA error.
     """
     library = _libraries.get(device.type)
     if library is None:
@@ -126,8 +127,9 @@ def capability() -> int:
 def prepare(report: bool = True) -> str:
     """Load the kernels for the current CUDA device, compiling them first if need be. Returns "", or why they cannot be.
 
-    Tried once per process: each library in the cache until one runs, then a build. A failure is warned about (`report`;
-    not where there is no device), and then every op runs its reference in PyTorch.
+    Tried once per process: each library in the cache until one runs, then a build. A failure is
+    warned about (`report`; not where there is no device), and then every op runs its reference in
+    PyTorch.
     """
     if not torch.cuda.is_available():
         return "no CUDA device"
@@ -146,7 +148,8 @@ def prepare(report: bool = True) -> str:
 def use_library(path: Path) -> None:
     """Load the kernels that `build` compiled for CUDA devices.
 
-    Raises KernelError if the file cannot be loaded, or its kernels do not run on the current device.
+    Raises KernelError if the file cannot be loaded, or its kernels do not run on the current
+    device.
     """
     library = _load(path)
     error = library.kernels_device(torch.cuda.current_device()) or library.kernels_probe(None)

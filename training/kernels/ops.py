@@ -5,11 +5,13 @@
     y = ops.linear(y, weight, bias, rounded)
     y = ops.linear_gelu(y, weight, bias, rounded)
 
-All take plain tensors; `p` is the probability of dropout, 0 outside training. `rounded` is a copy of a weight in the
-type of the products, if the model keeps one (`Stage.keep_rounded_weights`). What PyTorch fuses better than its parts
-suggest stands here in its best form: a bias in the product, a mask that is stored instead of drawn again.
+All take plain tensors; `p` is the probability of dropout, 0 outside training. `rounded` is a copy
+of a weight in the type of the products, if the model keeps one (`Stage.keep_rounded_weights`). What
+PyTorch fuses better than its parts suggest stands here in its best form: a bias in the product, a
+mask that is stored instead of drawn again.
 
-Below are the two ops on a product that have kernels. Their tensors have one type: float32, float16 or bfloat16.
+Below are the two ops on a product that have kernels. Their tensors have one type: float32, float16
+or bfloat16.
 """
 
 from collections.abc import Iterator
@@ -76,7 +78,8 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
     """Keep a second copy of each matrix in oneDNN's layout, for products of about `rows` rows; for inference on a CPU.
 
-    For 3 to 64 rows MKL takes 1.4 to 2.3 times as long with the plain layout. Only if that much memory is free.
+    For 3 to 64 rows MKL takes 1.4 to 2.3 times as long with the plain layout. Only if that much
+    memory is free.
     """
     weights = [one for name, one in model.named_parameters() if one.dim() == 2 and name != "wpe.weight"]
     size = sum(weight.nbytes for weight in weights)
@@ -172,8 +175,8 @@ _gelu.register_autograd(_gelu_gradients, setup_context=_gelu_save)
 def split_heads(qkv: Tensor, bias: Tensor, head_size: int) -> Heads:
     """(B, T, 3C) -> q, k and v, (B, nh, T, hs) each; `bias`, (3C,), is in qkv already: here it gets its gradient.
 
-    The columns of qkv are ordered [head, (q, k, v), dim]. The kernel puts the gradients of q, k and v together and sums
-    them for the bias, in one pass.
+    The columns of qkv are ordered [head, (q, k, v), dim]. The kernel puts the gradients of q, k and
+    v together and sums them for the bias, in one pass.
     """
     if not selected("pack_heads", qkv):
         return heads_of(qkv + (bias - bias.detach()), head_size)

@@ -1,12 +1,13 @@
 """Notifies all ranks of a job when one of them fails, so that they exit instead of waiting for it.
 
-Without this, they wait in a collective call until the process group's time-out. Each rank holds a connection to a hub,
-a thread of rank 0. A rank that fails sends the reason; a connection that closes without a message means that the
-process died. The hub sends the first failure to all ranks, which exit with its exit code. A rank that still hangs in a
-library some seconds later calls os._exit: it has nothing to save.
+Without this, they wait in a collective call until the process group's time-out. Each rank holds a
+connection to a hub, a thread of rank 0. A rank that fails sends the reason; a connection that
+closes without a message means that the process died. The hub sends the first failure to all ranks,
+which exit with its exit code. A rank that still hangs in a library some seconds later calls
+os._exit: it has nothing to save.
 
-A connection carries lines. To the hub: the rank, then {"rank": 3, "message": "…", "code": 2}, or {} at the end of the
-job. From the hub: the first failure, or {} when rank 0 has finished.
+A connection carries lines. To the hub: the rank, then {"rank": 3, "message": "…", "code": 2}, or {}
+at the end of the job. From the hub: the first failure, or {} when rank 0 has finished.
 """
 
 import asyncio

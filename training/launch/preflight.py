@@ -7,8 +7,8 @@
     node1  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
     node2  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
 
-Each rank checks its device, its memory and the model folder. Rank 0 prints one row per node, with the lowest values of
-its ranks.
+Each rank checks its device, its memory and the model folder. Rank 0 prints one row per node, with
+the lowest values of its ranks.
 """
 
 import os
@@ -54,8 +54,8 @@ class Report:
 def preflight(world: World, mesh: "DeviceMesh | None", folder: Path, model: ModelSettings) -> None:
     """Check all nodes and print the table (a collective call).
 
-    Raises JobError on all ranks if a node cannot write to the model folder, or has less space there than a
-    checkpoint of the model needs. Unequal nodes are warnings.
+    Raises JobError on all ranks if a node cannot write to the model folder, or has less space there
+    than a checkpoint of the model needs. Unequal nodes are warnings.
     """
     needed = 4 * 3 * model.parameters  # float32 weights and AdamW's two moments
     reports = all_gather(_inspect(world, folder))

@@ -49,12 +49,12 @@ def joined(
 ) -> Iterator[tuple[World, Checked]]:
     """Join the job's other ranks through `folder`, call `check`, and start the process group.
 
-    `check` needs no device: its errors come before torch is imported. `cluster` decides the number of threads and the
-    network interface, and whether there must be GPUs.
+    `check` needs no device: its errors come before torch is imported. `cluster` decides the number
+    of threads and the network interface, and whether there must be GPUs.
 
-    The rank that fails first prints its error with its number. The others exit within seconds with the same exit code,
-    and name that rank. Raises JobError if not all ranks join within START_TIMEOUT seconds, and
-    LostRankError if another rank died.
+    The rank that fails first prints its error with its number. The others exit within seconds with
+    the same exit code, and name that rank. Raises JobError if not all ranks join within
+    START_TIMEOUT seconds, and LostRankError if another rank died.
     """
     if launch.world_size == 1:
         try:

@@ -3,8 +3,9 @@
     launch = read_launch()
     check_layout(launch, experiment.parallel, "tiny")
 
-In this order: submitit's local executor, Slurm (srun, which submitit's Slurm executor uses too), torchrun, a single
-process. A torchrun inside a Slurm job wins over Slurm's variables, which then describe torchrun itself.
+In this order: submitit's local executor, Slurm (srun, which submitit's Slurm executor uses too),
+torchrun, a single process. A torchrun inside a Slurm job wins over Slurm's variables, which then
+describe torchrun itself.
 """
 
 import os

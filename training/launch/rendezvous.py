@@ -1,8 +1,9 @@
 """Connects the ranks of a job: a shared store, and the connections of the failure monitor.
 
-No port is ever guessed. Rank 0 binds a free one and writes its address to a file in the model folder, whose name
-contains the job id and restart count. `cluster.interface` names the interface (ib0, eth1); without it, processes on
-one node use loopback, and rank 0 of several nodes publishes its name in Slurm's node list, or its host name.
+No port is ever guessed. Rank 0 binds a free one and writes its address to a file in the model
+folder, whose name contains the job id and restart count. `cluster.interface` names the interface
+(ib0, eth1); without it, processes on one node use loopback, and rank 0 of several nodes publishes
+its name in Slurm's node list, or its host name.
 """
 
 import os
@@ -29,8 +30,9 @@ _LOOPBACK = "127.0.0.1"
 def rendezvous(launch: Launch, folder: Path, interface: str = "", timeout: float = START_TIMEOUT) -> "Store":
     """Returns a store shared by all ranks of the job, served by rank 0 on a port chosen by the system.
 
-    Rank 0 writes "host:port" to a file in `folder` and the others wait for it; once all have joined, the file is
-    removed. In the store, here/RANK is the name of that rank's node. Raises JobError after `timeout` seconds.
+    Rank 0 writes "host:port" to a file in `folder` and the others wait for it; once all have
+    joined, the file is removed. In the store, here/RANK is the name of that rank's node. Raises
+    JobError after `timeout` seconds.
     """
     from torch.distributed import DistNetworkError, DistStoreError
 
@@ -137,7 +139,8 @@ def _address_of(interface: str) -> str:
 def published_host(launch: Launch, interface: str) -> str:
     """The name or address by which the other ranks reach this one (rank 0).
 
-    A name rather than an address as seen from itself: Debian resolves a machine's own name to 127.0.1.1.
+    A name rather than an address as seen from itself: Debian resolves a machine's own name to
+    127.0.1.1.
     """
     if address := _address_of(interface):
         return address
@@ -164,9 +167,9 @@ def _resolve(name: str) -> str:
 def set_interface(launch: Launch, interface: str, store: "Store", monitor: FailureMonitor) -> None:
     """Set the interface of gloo and NCCL, before the process group is made.
 
-    gloo's default is the address of the host's own name. Where that is loopback although the job has several nodes, it
-    gets the interface over which this rank reaches the others. NCCL avoids loopback by itself. Raises ConfigError if
-    this node lacks the `interface` of the settings.
+    gloo's default is the address of the host's own name. Where that is loopback although the job
+    has several nodes, it gets the interface over which this rank reaches the others. NCCL avoids
+    loopback by itself. Raises ConfigError if this node lacks the `interface` of the settings.
     """
     if interface:
         if not _address_of(interface):

@@ -26,8 +26,8 @@ without one, a job with a short limit would start again for ever."""
 def call_on_arrival(act: Callable[[int], None]) -> Callable[[], None]:
     """Call `act` in a thread for each signal that has a handler; returns a function that ends this.
 
-    Python runs a handler only between two bytecodes of the main thread, which may wait in a library for minutes. The
-    C-level handler writes each signal to a socket instead, where the thread reads.
+    Python runs a handler only between two bytecodes of the main thread, which may wait in a library
+    for minutes. The C-level handler writes each signal to a socket instead, where the thread reads.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -68,7 +68,8 @@ def _act(number: int) -> None:
 def ignore_signals() -> None:
     """Ignore the signals that `leave_at_once` handles: this process exits with a code of its own.
 
-    When one task of a job fails, srun sends SIGTERM to the others, which must not turn an error into RESUME_ME.
+    When one task of a job fails, srun sends SIGTERM to the others, which must not turn an error
+    into RESUME_ME.
     """
     _ending.set()
     if threading.current_thread() is threading.main_thread():

@@ -69,8 +69,9 @@ class TensorBoard:
 class WeightsAndBiases:
     """One run of a W&B project per start. The starts of a model folder are a group, named by MODEL_FOLDER/wandb.id.
 
-    W&B's step is the iteration. With one run for all starts, the offline files of a start would replace those of the
-    one before when they are uploaded, and iterations after an older checkpoint could not be shown again.
+    W&B's step is the iteration. With one run for all starts, the offline files of a start would
+    replace those of the one before when they are uploaded, and iterations after an older checkpoint
+    could not be shown again.
     """
 
     def __init__(self, folder: Path, project: str, name: str, iteration: int, config: Mapping[str, Any]) -> None:

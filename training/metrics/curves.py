@@ -108,8 +108,8 @@ def figures_line(head: str, figures: Mapping[str, float], digits: int) -> str:
 class StepTotals:
     """The steps since the last row.
 
-    The sums are saved with a checkpoint, so that the first row after a resume covers the same steps as in a run that
-    was never stopped.
+    The sums are saved with a checkpoint, so that the first row after a resume covers the same steps
+    as in a run that was never stopped.
     """
 
     losses: list[float] = field(default_factory=list)

@@ -6,8 +6,8 @@
         logger.report_validation(iteration, consumed_samples, loss)
         logger.state()                                                              # saved with a checkpoint
 
-Every rank has a logger; rank 0 writes: lines on stdout, rows of train.csv and valid.csv, TensorBoard, Weights & Biases,
-and a progress bar on stderr if that is a terminal.
+Every rank has a logger; rank 0 writes: lines on stdout, rows of train.csv and valid.csv,
+TensorBoard, Weights & Biases, and a progress bar on stderr if that is a terminal.
 """
 
 import math
@@ -45,8 +45,8 @@ from training.planning.speed import CONVENTION, flops_per_token
 class MetricsLogger:
     """The figures of the steps since the last report, and where reports go.
 
-    `progress` is that of the checkpoint that the run resumes from. `may_write` says on rank 0 whether
-    the model folder is still this job's; nothing is written there otherwise.
+    `progress` is that of the checkpoint that the run resumes from. `may_write` says on rank 0
+    whether the model folder is still this job's; nothing is written there otherwise.
     """
 
     def __init__(

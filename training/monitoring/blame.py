@@ -3,11 +3,12 @@
     rows = sample_rows(data, consumed, losses)             # of this process's samples
     write(folder, iteration, loss, problem, rows)          # on rank 0, with the rows of all processes
 
-The file has `iteration`, `loss`, `problem`, `worst` and `samples`. A sample has its number in the global batch, its
-`loss` and its `pieces`: `dataset`, `document` (its number), `id`, `url`, `first` and `tokens` (the range), `loss`. Each
-loss is in nats per target, without dropout, by the weights that met the step; null if it is not finite. Samples that
-are not finite come first, then the highest losses; in a sample, the pieces that add most to its loss above the batch's
-median. `worst` names the documents of the first sample, or of all that are not finite; none if no sample is finite.
+The file has `iteration`, `loss`, `problem`, `worst` and `samples`. A sample has its number in the
+global batch, its `loss` and its `pieces`: `dataset`, `document` (its number), `id`, `url`, `first`
+and `tokens` (the range), `loss`. Each loss is in nats per target, without dropout, by the weights
+that met the step; null if it is not finite. Samples that are not finite come first, then the
+highest losses; in a sample, the pieces that add most to its loss above the batch's median. `worst`
+names the documents of the first sample, or of all that are not finite; none if no sample is finite.
 """
 
 import math

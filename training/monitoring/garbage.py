@@ -3,8 +3,8 @@
     with collected_together() as collect:
         collect(iteration)    # before each iteration
 
-Python collects whenever a process has made enough objects: at other times on each rank. A step ends when the last rank
-has ended, so that each rank's pause is a pause of all.
+Python collects whenever a process has made enough objects: at other times on each rank. A step ends
+when the last rank has ended, so that each rank's pause is a pause of all.
 """
 
 import gc
@@ -19,7 +19,8 @@ EVERY = 100
 def collected_together() -> Iterator[Callable[[int], None]]:
     """Yield what collects if the iteration is due; nothing else does inside the block.
 
-    What exists when it is entered (modules, the model) is not looked at again: a collection takes that much less.
+    What exists when it is entered (modules, the model) is not looked at again: a collection takes
+    that much less.
     """
     automatic = gc.isenabled()
     gc.collect()

@@ -5,8 +5,8 @@
 
 All processes see the same loss and gradient norm, so they all decide alike.
 
-float16 has no values below 6e-8: the loss is multiplied by a scale that keeps the gradients above that. The scale is
-found by trial (Micikevicius et al. 2018), with Megatron-LM's rules.
+float16 has no values below 6e-8: the loss is multiplied by a scale that keeps the gradients above
+that. The scale is found by trial (Micikevicius et al. 2018), with Megatron-LM's rules.
 """
 
 import math

@@ -1,10 +1,11 @@
 """Shows where each process of a job is, and dumps its stacks and its collective calls if the job hangs.
 
-MODEL_FOLDER/heartbeat/JOB/rank_00003.json says where rank 3 is. Each job has its own folder, so that two jobs in one
-model folder do not remove each other's files. After `watch.silence_seconds` without a beat each process writes the
-stacks of its threads to rank_00003.stacks, without needing Python (a process may hang inside a library), and torch's
-flight recorder, its last 2,000 collective calls, to rank_00003.collectives.json. Rank 0 logs which ranks are not where
-the others are, and the calls that have not completed.
+MODEL_FOLDER/heartbeat/JOB/rank_00003.json says where rank 3 is. Each job has its own folder, so
+that two jobs in one model folder do not remove each other's files. After `watch.silence_seconds`
+without a beat each process writes the stacks of its threads to rank_00003.stacks, without needing
+Python (a process may hang inside a library), and torch's flight recorder, its last 2,000 collective
+calls, to rank_00003.collectives.json. Rank 0 logs which ranks are not where the others are, and the
+calls that have not completed.
 """
 
 import faulthandler

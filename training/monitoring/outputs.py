@@ -1,7 +1,7 @@
 """Looks at a batch again: the loss of each target, the logits of the next token, the first module that is not finite.
 
-All run the training's own layout forward, without dropout, and leave weights and gradients as they are: a step may be
-between its backward pass and the optimiser.
+All run the training's own layout forward, without dropout, and leave weights and gradients as they
+are: a step may be between its backward pass and the optimiser.
 """
 
 import re
@@ -30,7 +30,8 @@ def target_losses(
 ) -> list[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
     """Number of each sample, nats of its targets, which of them count, (T,) both (a collective call).
 
-    `batches` are this process's of the global batch from sample `consumed` on; each sample is on one process.
+    `batches` are this process's of the global batch from sample `consumed` on; each sample is on
+    one process.
     """
     found = _compute(session, batches, lambda head, x, weight, targets: head.target_losses(x, weight, targets))
     if not found or coordinates(session.mesh)[2]:  # all ranks of a tensor-parallel group have the same
@@ -88,8 +89,8 @@ def _run_forward(
 def first_non_finite(session: Session, batches: Sequence[Batch]) -> str:
     """The first non-finite part of a step whose gradients still exist (a collective call, equal on all ranks).
 
-    A parameter, if there is one. Otherwise the output of a module, when the step's micro-batches run forward again. If
-    that is finite, the gradient nearest to the loss.
+    A parameter, if there is one. Otherwise the output of a module, when the step's micro-batches
+    run forward again. If that is finite, the gradient nearest to the loss.
     """
     parameters = session.parameters
     non_finite_parameters = [name for name, parameter in parameters.items() if not _is_finite(parameter)]

@@ -1,8 +1,8 @@
 """The lock on a model folder: only one job writes there, the one that started last.
 
-MODEL_FOLDER/owner.json names it. A job that Slurm has given up for dead may still be alive, and a lock on a network
-file system does not survive its node. So each new job simply takes the folder, and the one before it notices that
-before it writes again.
+MODEL_FOLDER/owner.json names it. A job that Slurm has given up for dead may still be alive, and a
+lock on a network file system does not survive its node. So each new job simply takes the folder,
+and the one before it notices that before it writes again.
 """
 
 import os

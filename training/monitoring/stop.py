@@ -3,11 +3,13 @@
     touch results/demo/models/tiny/stop         # finish the step, save, exit
     scancel --signal=TERM JOBID                 # the same; a job of cluster.submit is then requeued
 
-The signal handler only sets a flag: the processes agree on it at the end of a step, save together, and exit with
-RESUME_ME. A second Ctrl-C ends the process at once, whatever it is doing: a thread that does not need the main thread
-takes care of that. Signals before `Stop` is entered are those of `training.launch.signals`.
+The signal handler only sets a flag: the processes agree on it at the end of a step, save together,
+and exit with RESUME_ME. A second Ctrl-C ends the process at once, whatever it is doing: a thread
+that does not need the main thread takes care of that. Signals before `Stop` is entered are those of
+`training.launch.signals`.
 
-The file is renamed to `stopped`, which says that a person asked, so that nobody starts the run again unasked.
+The file is renamed to `stopped`, which says that a person asked, so that nobody starts the run
+again unasked.
 """
 
 import os
@@ -33,9 +35,10 @@ CONTINUE, SAVE, LEAVE = range(3)  # requests; the most urgent one of all ranks i
 class Stop:
     """Handles the signals inside `with`, and records whether this process was asked to stop.
 
-    A signal that was ignored before (`nohup`, a shell's background job) stays ignored. After `with` the old handlers
-    are restored, unless the run has stopped: then the signals are ignored, because srun ends all tasks when the first
-    one exits with a code, and that must not change the exit codes of the others.
+    A signal that was ignored before (`nohup`, a shell's background job) stays ignored. After `with`
+    the old handlers are restored, unless the run has stopped: then the signals are ignored, because
+    srun ends all tasks when the first one exits with a code, and that must not change the exit
+    codes of the others.
     """
 
     def __init__(self, folder: Path, lock: RunLock) -> None:

@@ -7,7 +7,8 @@
 | 2 | also a shard of the gradients | scatters gradients after every micro-batch |
 | 3 | also a shard of the parameters | gathers parameters again for every forward and backward pass |
 
-With pipeline parallelism PyTorch scatters gradients only after the last micro-batch: stage 2 acts like stage 1.
+With pipeline parallelism PyTorch scatters gradients only after the last micro-batch: stage 2 acts
+like stage 1.
 """
 
 import warnings
@@ -26,8 +27,8 @@ def apply_data_parallel(
 ) -> None:
     """Apply the layout's ZeRO stage to a pipeline stage in place: one group per block, and one for the rest.
 
-    Parameters are gathered in `dtype`, that of the products: half the traffic in bfloat16, and no cast copies that
-    would stay alive until the backward pass. Gradients are summed in float32.
+    Parameters are gathered in `dtype`, that of the products: half the traffic in bfloat16, and no
+    cast copies that would stay alive until the backward pass. Gradients are summed in float32.
     """
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     # The logits are a view (a 3-D linear is a reshaped 2-D one); nothing here changes them in place.

@@ -122,8 +122,9 @@ def loss_chunks(train: TrainSettings, model: ModelSettings, tensor: int, device:
 def build_model(experiment: Experiment, mesh: DeviceMesh | None, device: torch.device) -> list[Stage]:
     """This process's stages of the model on `device`, in float32, with the initial values of `train.seed`.
 
-    Stages are built on the meta device; each parameter is then initialised whole and sharded. So no process ever holds
-    more than its share of the model plus one parameter, and the values are the same in every layout.
+    Stages are built on the meta device; each parameter is then initialised whole and sharded. So no
+    process ever holds more than its share of the model plus one parameter, and the values are the
+    same in every layout.
     """
     parallel, train, vocab_size = experiment.parallel, experiment.train, experiment.model.vocab_size
     chunks = loss_chunks(train, experiment.model, parallel.tensor, device)

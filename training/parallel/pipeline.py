@@ -3,9 +3,10 @@
     pipeline = Pipeline(stages, parallel, (micro, seq_len, n_embd), accumulation, mesh, device)
     loss = pipeline.run(batches, factor, train=True)
 
-A stage holds consecutive layers of a GPT-2; the first one also embeds, the last one computes the loss. The schedules
-are PyTorch's: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019) and interleaved 1F1B with several stages per
-process (Narayanan et al. 2021), where stage i is on process i modulo the number of processes.
+A stage holds consecutive layers of a GPT-2; the first one also embeds, the last one computes the
+loss. The schedules are PyTorch's: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019) and
+interleaved 1F1B with several stages per process (Narayanan et al. 2021), where stage i is on
+process i modulo the number of processes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,7 +47,8 @@ class Stage(nn.Module):
     ) -> Tensor:
         """(B, T) tokens, or (B, T, C) from the stage before -> (B, T, C), or the summed loss, shape (1,).
 
-        The loss of each sample is multiplied by its `factor`, (B,). `ends`, (B, K): of documents, if they are apart.
+        The loss of each sample is multiplied by its `factor`, (B,). `ends`, (B, K): of documents,
+        if they are apart.
         """
         if self.first:
             x = self.embed(x, positions)

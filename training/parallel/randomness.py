@@ -1,11 +1,13 @@
 """Dropout's random numbers: a pure function of (seed, iteration, rank), so that a resumed run draws the same masks.
 
-Under tensor parallelism each process has two streams. The main one is equal on all ranks of a tensor-parallel group,
-because they compute the same activations. Attention is split over the ranks, and each rank drops other weights: its
-stream depends on its rank and on the state of the main stream, so that a recomputed layer draws the same numbers again.
-Under sequence parallelism all activations are split, and the main stream itself differs between the ranks.
+Under tensor parallelism each process has two streams. The main one is equal on all ranks of a
+tensor-parallel group, because they compute the same activations. Attention is split over the ranks,
+and each rank drops other weights: its stream depends on its rank and on the state of the main
+stream, so that a recomputed layer draws the same numbers again. Under sequence parallelism all
+activations are split, and the main stream itself differs between the ranks.
 
-The rank's stream is used inside operations of their own, which torch.compile keeps whole: a graph has no break there.
+The rank's stream is used inside operations of their own, which torch.compile keeps whole: a graph
+has no break there.
 """
 
 import math
@@ -119,7 +121,8 @@ def rank_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention on a GPU in one of FUSED, with dropout from the rank's stream.
 
-    (B, nh, T, hs) three times -> (B, nh, T, hs), and what the backward pass needs: log-sum-exp, Philox seed and offset.
+    (B, nh, T, hs) three times -> (B, nh, T, hs), and what the backward pass needs: log-sum-exp,
+    Philox seed and offset.
     """
     with _rank_stream(q.device, rank):
         out, log_sum_exp, seed, offset = _fused(q, k, v, dropout, kernel)

@@ -21,7 +21,8 @@ def bubble_share(pipeline: int, virtual_stages: int, micro_batches: int) -> floa
 def padded_vocab_size(vocab_size: int, tensor_parallel: int) -> int:
     """Vocabulary rows, rounded up so that each tensor-parallel rank holds a multiple of 128 of them.
 
-    The checkpoints know the true vocabulary only, and no padding row reaches the loss's softmax (`training.loss`).
+    The checkpoints know the true vocabulary only, and no padding row reaches the loss's softmax
+    (`training.loss`).
     """
     multiple = 128 * tensor_parallel
     return -(-vocab_size // multiple) * multiple

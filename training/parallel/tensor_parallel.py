@@ -1,13 +1,14 @@
 """Tensor parallelism, with or without sequence parallelism: modules that take the places of a GPT-2's own.
 
-After Shoeybi et al. 2019 (section 3) and Korthikanti et al. 2022 (section 4.2.2). Every parameter is a DTensor, so that
-gradient norms and checkpoints see one whole model. The modules compute with this rank's shards, which are plain
-tensors: kernels can take them, and torch.compile and recompute see plain operations and collectives.
+After Shoeybi et al. 2019 (section 3) and Korthikanti et al. 2022 (section 4.2.2). Every parameter
+is a DTensor, so that gradient norms and checkpoints see one whole model. The modules compute with
+this rank's shards, which are plain tensors: kernels can take them, and torch.compile and recompute
+see plain operations and collectives.
 
-Between the split matrices, every rank holds the same activations or, with sequence parallelism, its slice of the
-sequence. `enter` (before a matrix split by rows) and `leave` (after one split by columns) are each other's gradient:
-the f and g of Shoeybi et al., figure 3, or those of Korthikanti et al., figure 5. They call the collectives of
-torch.compile, which a graph may hold.
+Between the split matrices, every rank holds the same activations or, with sequence parallelism, its
+slice of the sequence. `enter` (before a matrix split by rows) and `leave` (after one split by
+columns) are each other's gradient: the f and g of Shoeybi et al., figure 3, or those of Korthikanti
+et al., figure 5. They call the collectives of torch.compile, which a graph may hold.
 """
 
 from collections.abc import Iterable, Iterator
