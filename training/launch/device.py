@@ -34,10 +34,9 @@ def precision_type(precision: str, device: "torch.device") -> "torch.dtype":
 
 
 def threads_of(launch: Launch, cpus_per_task: int, env: Mapping[str, str] = os.environ) -> int:
-    """The number of threads of this process's computations: `cluster.cpus_per_task`, whatever OMP_NUM_THREADS says.
+    """The threads of this process: `cluster.cpus_per_task`, whatever OMP_NUM_THREADS says.
 
-    0 stands for the cores that Slurm granted to each task, or for an equal share of the cores that
-    this machine grants to the job.
+    0 stands for the cores that Slurm granted to each task, or for an equal share of this machine's.
     """
     if cpus_per_task:
         return cpus_per_task
@@ -50,7 +49,7 @@ def threads_of(launch: Launch, cpus_per_task: int, env: Mapping[str, str] = os.e
 
 
 def set_threads(launch: Launch, cpus_per_task: int) -> None:
-    """Set the threads of torch, and of OpenMP, MKL and OpenBLAS in libraries loaded later; see `threads_of`.
+    """Set the threads of torch, and of OpenMP, MKL and OpenBLAS in libraries loaded later.
 
     Called before torch is imported, it also sets how torch manages GPU memory, unless the
     environment does.
@@ -113,7 +112,6 @@ def _use_segments(device: "torch.device") -> None:
 
 
 def _visible() -> str:
-    """CUDA_VISIBLE_DEVICES, for messages."""
     return repr(os.environ["CUDA_VISIBLE_DEVICES"]) if "CUDA_VISIBLE_DEVICES" in os.environ else "not set"
 
 
@@ -129,7 +127,7 @@ def _driver_error() -> str:
 
 
 def claim_gpu(launch: Launch, device: "torch.device", store: "Store") -> None:
-    """Raises JobError if another process of the job uses the same GPU; NCCL would hang or fail without a reason."""
+    """Raises JobError if another process uses the same GPU; NCCL would hang or fail without a reason."""
     import torch
 
     gpu = str(torch.cuda.get_device_properties(device).uuid)
@@ -142,7 +140,7 @@ def claim_gpu(launch: Launch, device: "torch.device", store: "Store") -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse the memory of freed tensors instead of returning it to the system after every operation.
+    """Let glibc reuse the memory of freed tensors instead of returning it to the system each time.
 
     A step allocates and frees logits of hundreds of megabytes. If they are mapped again each time,
     the kernel faults in and zeroes every page again: 1.14 s per iteration instead of 0.67 s at

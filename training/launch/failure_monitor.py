@@ -43,8 +43,8 @@ class Failure(NamedTuple):
 
     def seen_by(self, rank: int) -> str:
         """The message that another rank exits with."""
-        text = f"rank {rank} exits because rank {self.rank} failed: {self.message}"
-        return f"{text}; rerun to resume" if self.code == RESUME_ME else text
+        resume = "; rerun to resume" if self.code == RESUME_ME else ""
+        return f"rank {rank} exits because rank {self.rank} failed: {self.message}{resume}"
 
     def line(self) -> bytes:
         """The failure as it is sent."""
@@ -69,7 +69,6 @@ class Hub:
             await asyncio.Event().wait()  # for the end of the process: to close earlier could discard what was sent
 
     async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve the connection of one rank."""
         try:
             rank = int(await reader.readline())
         except (OSError, ValueError):  # not one of our processes: a port scanner
@@ -128,7 +127,7 @@ class FailureMonitor:
             self._socket.sendall(line)
 
     def _listen(self) -> None:
-        """Wait for the hub's single message, in a thread, and end this process if it does not exit by itself."""
+        """In a thread: wait for the hub's one message; end this process if it does not exit by itself."""
         line = b""
         with self._socket, suppress(OSError), self._socket.makefile("rb") as lines:
             line = lines.readline()

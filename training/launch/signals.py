@@ -27,7 +27,7 @@ def call_on_arrival(act: Callable[[int], None]) -> Callable[[], None]:
     """Call `act` in a thread for each signal that has a handler; returns a function that ends this.
 
     Python runs a handler only between two bytecodes of the main thread, which may wait in a library
-    for minutes. The C-level handler writes each signal to a socket instead, where the thread reads.
+    for minutes. The C-level handler also writes each signal to a socket, which the thread reads.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -47,7 +47,7 @@ def call_on_arrival(act: Callable[[int], None]) -> Callable[[], None]:
 
 
 def leave_at_once() -> None:
-    """Let SIGTERM end this process with RESUME_ME, and record SIGUSR2; call it in the main thread."""
+    """Let SIGTERM end this process with RESUME_ME; record SIGUSR2. Call it in the main thread."""
     for number in _SIGNALS:
         signal.signal(number, _left_to_the_thread)
     call_on_arrival(_act)

@@ -67,8 +67,3 @@ def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None,
     if mesh is not None:
         dist.all_reduce(squares)
     return squares.sqrt()
-
-
-def clip_factor(largest: float, norm: Tensor) -> Tensor:
-    """The factor that scales gradients of the global norm `norm` down to a norm of at most `largest`, shape ()."""
-    return (largest / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
