@@ -137,7 +137,11 @@ def _card_inputs(checkpoint: Path, paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _losses(
-    arguments: argparse.Namespace, model: "GPT2", tokenizer: "Tokenizer | None", split: str | None, rules: dict[str, bool]
+    arguments: argparse.Namespace,
+    model: "GPT2",
+    tokenizer: "Tokenizer | None",
+    split: str | None,
+    rules: dict[str, bool],
 ) -> dict[str, Any]:
     """Print and return the loss on all data; `each` has that of each dataset, if there are several.
 

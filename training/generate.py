@@ -145,7 +145,7 @@ def _load(arguments: argparse.Namespace) -> Generate | None:
     return texts
 
 
-# ------------------------------------------------------------------------------- one function per mode
+# ------------------------------------------------------------------- one function per mode
 
 
 def _answer_prompt(texts: Generate, prompt: str, options: GenerateSettings, samples: int, output: Path | None) -> None:
@@ -172,7 +172,7 @@ def _answer_records(
 
 
 def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, new_seeds: bool) -> None:
-    """Answer prompts from stdin until `stop` or its end; with `new_seeds` print a new seed for each."""
+    """Answer prompts from stdin until `stop` or its end; `new_seeds`: print a new seed for each."""
     while True:
         print("prompt> ", end="", flush=True)
         line = sys.stdin.readline()
@@ -218,7 +218,7 @@ def _print_texts(texts: Generate, prompt: str, options: GenerateSettings, sample
 
 
 def source_lines(sources: dict[str, Any]) -> list[str]:
-    """The result of `Sources.of` as lines: the share of 8-grams, then the spans; none if it is empty."""
+    """The result of `Sources.of` as lines: the share of 8-grams, then the spans; none if empty."""
     if not sources:
         return []
     grams, verbatim = sources["eight_grams"], sources["verbatim"]

@@ -1,4 +1,4 @@
-"""GPT-2 in one file, for one device; `training.parallel` applies every parallel layout from outside.
+"""GPT-2 in one file, for one device; `training.parallel` applies every layout from outside.
 
 The network of Radford et al. 2019 (pre-norm blocks, learned positions, tied head), with Hugging
 Face's parameter names (`wte`, `wpe`, `h.0.ln_1`, `h.0.attn.c_attn`, …). One layout is ours:
@@ -45,7 +45,7 @@ class Linear(nn.Linear):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalisation in the type of its input, with float32 statistics; PyTorch's default eps is GPT-2's, 1e-5."""
+    """Normalisation in its input's type, with float32 statistics; the default eps is GPT-2's."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, C) -> (…, C)."""
@@ -75,7 +75,7 @@ class HeadsLinear(Linear):
 
 
 class AttentionCore(nn.Module):
-    """softmax(q k^T / sqrt(hs)) v with a causal mask, or within documents, and dropout on the weights."""
+    """softmax(q k^T / sqrt(hs)) v, causal or within documents, with dropout on the weights."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class GPT2(nn.Module):
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in nats, float32, summed over the targets that are not IGNORED: (B, T, V), (B, T) -> ()."""
+    """Summed cross-entropy in nats over unignored targets: (B, T, V), (B, T) -> float32, ()."""
     # (B, T, V), (B, T) -> (B * T, V), (B * T,)
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 

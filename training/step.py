@@ -119,7 +119,7 @@ def compute_gradients(
 
 
 def update_weights(session: Session, step: StepResult, rate: float) -> None:
-    """Let the optimiser take a step: clip the gradients, undo the loss scale, update the weights."""
+    """Let the optimiser take the step: clip the gradients, undo the loss scale, update weights."""
     with session.timers("optimizer"):
         clip = min(1.0, session.experiment.train.clip_grad / (step.grad_norm + 1e-6))  # as torch's clip_grad_norm_
         take_step(session.optimizer, rate, torch.full((), clip / step.scale, device=session.world.device))
@@ -127,7 +127,7 @@ def update_weights(session: Session, step: StepResult, rate: float) -> None:
 
 
 def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor | float, train: bool) -> Tensor:
-    """Run micro-batches forward and, if `train`, backward; returns their summed loss times `factor`.
+    """Run micro-batches forward and, if `train`, backward; the sum of their losses times `factor`.
 
     Without `train` there is no dropout. Zero except on the processes of the last pipeline stage.
     """
@@ -168,7 +168,7 @@ def _sum_over_data_ranks(session: Session, value: Tensor) -> Tensor:
 
 
 def _total_loss(session: Session, value: Tensor) -> Tensor:
-    """The sum of a loss over pipeline stages and data-parallel ranks, in place (a collective call)."""
+    """Sum a loss over pipeline stages and data-parallel ranks, in place (a collective call)."""
     if session.mesh is not None and session.experiment.parallel.pipeline > 1:
         dist.all_reduce(value, group=session.mesh.get_group("pp"))
     return _sum_over_data_ranks(session, value)

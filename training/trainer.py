@@ -121,7 +121,7 @@ class Trainer:
             blame.write(self.folder, iteration, loss, problem, [row for rows in ranks for row in rows])
 
     def _report(self, step: StepResult) -> None:
-        """Every log_interval and at the end: log lines and a row. Always: the heartbeat's progress."""
+        """Log lines and a row if due; the heartbeat's progress and the saved journal always."""
         iteration, train = self.progress.iteration, self.session.experiment.train
         if iteration == train.iterations or iteration % train.log_interval == 0:
             self.logger.report(iteration, self.progress.consumed_samples, self.guard.scale)
@@ -139,7 +139,7 @@ class Trainer:
             self.progress = self.progress.with_loss(loss, taken) if loss is not None else self.progress
 
     def _sample(self) -> None:
-        """Every sample_interval: a text by the current weights, without the training's random streams."""
+        """Every sample_interval: a text by the current weights, drawn from a stream of its own."""
         iteration, train = self.progress.iteration, self.session.experiment.train
         if self.tokenizer is None or iteration % train.sample_interval:
             return
@@ -154,7 +154,7 @@ class Trainer:
         self.logger.say(f"sample at iteration {iteration} | {self.tokenizer.decode(text)!r}")
 
     def _report_loss(self, blend: Blend, part: str) -> float | None:
-        """Report the loss on the first `train.eval_batches` global batches of a part, if it has as many.
+        """Report the loss on a part's first `train.eval_batches` global batches, or on all samples.
 
         None, with a warning the first time, if they have no targets.
         """

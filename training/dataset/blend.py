@@ -1,4 +1,4 @@
-"""Blend several corpora into one stream of samples, in given proportions, and open the data of a model.
+"""Blend several corpora into one stream of samples, in given proportions; open a model's data.
 
     blend = Blend([books, web], [0.3, 0.7])
     tokens = blend.sample(consumed)        # int64 (seq_len + 1,)
@@ -28,8 +28,7 @@ from common.settings import DataSettings, ModelSettings, TrainSettings
 from common.settings.training import DOCUMENT_RULES
 from training.dataset.corpus import PARTS, Corpus, Samples, split_documents
 
-MAX_PERIOD = 1 << 20
-"""The longest period: ratios of weights that need a longer one are rounded."""
+MAX_PERIOD = 1 << 20  # ratios of weights that need a longer period are rounded
 
 
 def exact_weights(weights: Sequence[float]) -> list[Fraction]:
@@ -39,7 +38,7 @@ def exact_weights(weights: Sequence[float]) -> list[Fraction]:
 
 
 def integer_weights(weights: Sequence[float]) -> list[int]:
-    """The smallest integers in the ratio of `weights` (all positive), with a sum of at most 2^20."""
+    """The smallest integers in the ratio of `weights` (all positive) whose sum is at most 2^20."""
     exact = exact_weights(weights)
     denominator = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * denominator) for weight in exact]
@@ -71,7 +70,7 @@ def schedule(weights: Sequence[int]) -> npt.NDArray[np.uint16]:
         corpus = heappop(urgent)[1]
         chosen[number] = corpus
         taken[corpus] += 1
-        # the least n with slack * (n * weight - period * taken) >= period, as the number of the sample that makes it n
+        # the least n with slack * (n * weight - period * taken) >= period, less 1
         due = -(-period * (slack * taken[corpus] + 1) // (slack * weights[corpus])) - 1
         heappush(waiting, (due, corpus))
     return chosen
@@ -86,7 +85,7 @@ class Blend:
         self.period = sum(self.weights)
         shares = zip(self.weights, exact_weights(weights), strict=True)
         self.rounding = max(abs(Fraction(weight, self.period) - exact) for weight, exact in shares)
-        """The largest difference between the share of a corpus and the one that its weight asks for."""
+        """The largest difference between a corpus' share and its weight."""
         self._corpus = schedule(self.weights)
         self._index = np.empty(self.period, dtype=np.int32)  # among its corpus' samples in a period
         for corpus, weight in enumerate(self.weights):
@@ -94,7 +93,7 @@ class Blend:
 
     @cached_property
     def identity(self) -> str:
-        """A hash of the corpora's document lengths and the weights; of one corpus, its own identity."""
+        """A hash of the weights and the corpora's document lengths; of one corpus, its identity."""
         if len(self.parts) == 1:
             return self.parts[0].corpus.identity
         pairs = zip(self.parts, self.weights, strict=True)
@@ -116,7 +115,7 @@ class Blend:
         return min(int(self.numbers(corpus, part.per_epoch)) for corpus, part in enumerate(self.parts))
 
     def numbers(self, corpus: int, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The numbers, in the stream, of a corpus' samples with these indices; the inverse of `find`."""
+        """The stream's numbers for these indices of a corpus' samples; the inverse of `find`."""
         periods, rest = np.divmod(indices, self.weights[corpus])
         return np.asarray(periods * self.period + np.flatnonzero(self._corpus == corpus)[rest], np.int64)
 
@@ -142,8 +141,7 @@ class Splits(NamedTuple):
 
     train: Blend
     valid: Blend
-    test: Blend | None
-    """None if a corpus has no whole sample for it."""
+    test: Blend | None  # None if a corpus has no whole sample for it
 
 
 def open_splits(datasets: Sequence[DataSettings], train: TrainSettings, model: ModelSettings, name: str) -> Splits:

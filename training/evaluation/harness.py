@@ -1,4 +1,4 @@
-"""Published tasks (LAMBADA, HellaSwag, …) by EleutherAI's lm-evaluation-harness, the package `lm_eval`.
+"""Published tasks (LAMBADA, HellaSwag, …) by EleutherAI's lm-evaluation-harness, `lm_eval`.
 
 The figures are lm_eval's own: it loads the Hugging Face folder with `transformers` and its tasks
 with `datasets`.
@@ -44,7 +44,7 @@ def find_tasks(tasks: Sequence[str], folder: Path | None = None) -> Any:
 def run_tasks(
     checkpoint: Path, tasks: Sequence[str], manager: Any, batch_size: int, max_samples: int | None = None
 ) -> dict[str, Any]:
-    """Print and return lm_eval's figures of a Hugging Face folder: a row per task, group of tasks, and metric.
+    """Print and return lm_eval's figures of a Hugging Face folder, by task and metric.
 
     `max_samples`: the first samples of each task, all without it. Raises InputError if a task's
     data cannot be read.
@@ -73,7 +73,7 @@ def run_tasks(
 
 
 def _rows(results: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of a table from lm_eval's `{task: {"metric,filter": value, "metric_stderr,filter": …}}`."""
+    """Rows of a table from `{task: {"metric,filter": value, "metric_stderr,filter": …}}`."""
     for task, figures in results.items():
         for key, value in figures.items():
             metric, comma, kind = key.partition(",")

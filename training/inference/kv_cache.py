@@ -1,9 +1,9 @@
 """Cache keys and values between tokens, so that a forward pass computes only the new token.
 
     with kv_cache(model, rows=2, length=256) as next_logits:
-        logits = next_logits({0: [50256, 464], 1: [50256, 15496, 11]})             # computes both texts
-        logits = next_logits({0: [50256, 464, 1351], 1: [50256, 15496, 11, 314]})  # computes their last tokens
-        logits = next_logits({1: [50256, 15496, 11, 314, 716]})                    # text 0 has ended
+        next_logits({0: [50256, 464], 1: [50256, 15496, 11]})  # computes both texts, returns logits
+        next_logits({0: [50256, 464, 1351], 1: [50256, 15496, 11, 314]})  # computes the last tokens
+        next_logits({1: [50256, 15496, 11, 314, 716]})         # text 0 has ended
 
 The model is unaware of the cache: each layer's attention is replaced from outside, and restored at
 the end. Shapes are those of `training.model`; S is the number of positions in use.

@@ -34,7 +34,7 @@ def build_library() -> int:
 
 
 def check() -> int:
-    """Print a row per kernel; returns the exit code: 1 if a kernel fails, or gives another result than PyTorch."""
+    """Print a row per kernel; returns the exit code: 1 if one fails or differs from PyTorch."""
     import torch
 
     from training.kernels import library

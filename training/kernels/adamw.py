@@ -1,4 +1,4 @@
-"""The optimiser's passes over all parameters: the gradients' sum of squares, and AdamW with unscaling and clipping.
+"""The optimiser's passes over all parameters: the gradients' sum of squares, and AdamW.
 
     total = sum_of_squares(gradients)  # on the device, one pass
     factor = (clip / total.sqrt()).clamp(max=1.0).float()
@@ -25,7 +25,7 @@ _ACCURATE = 1 << 14  # elements of a float32 norm on a CPU
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of the squares of all elements, float64, shape (); Inf or NaN if an element is not finite.
+    """The sum of squares of all elements, float64, shape (); Inf or NaN if one is not finite.
 
     All tensors have one type and device.
     """
@@ -59,8 +59,7 @@ class Hyper(NamedTuple):
     beta1: float
     beta2: float
     eps: float
-    step: int
-    """Counts from 1."""
+    step: int  # counts from 1
 
 
 Tensors = Sequence[Tensor]
@@ -71,10 +70,10 @@ def adamw_(
     parameters: Tensors, gradients: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors,
     weight_decays: Sequence[float], factor: Tensor, hyper: Hyper,
 ) -> None:  # fmt: skip
-    """One step of AdamW (Loshchilov and Hutter 2019) in place, with the gradients times `factor`, float32 of shape ().
+    """One step of AdamW (Loshchilov and Hutter 2019) in place, with the gradients times `factor`.
 
-    Parameters and moments are float32; gradients are float32 or 16-bit, all of one type, and are
-    not changed. Each tensor has its own weight decay.
+    Parameters, moments and `factor`, (), are float32. Gradients are float32 or 16-bit, all of one
+    type, and are not changed. Each tensor has its own weight decay.
     """
     chosen = parameters and library.selected("adamw", parameters[0])
     run = _launch_adamw_ if chosen else reference_adamw_
@@ -143,7 +142,7 @@ def _fit(tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype) ->
     return all(each.device == device and each.dtype == dtype and each.is_contiguous() for each in tensors)
 
 
-# Tables are functions of plain numbers, so a step that finds the tensors where they were copies nothing.
+# Tables are functions of plain numbers: a step that finds the tensors in place copies nothing
 
 
 @lru_cache(maxsize=16)
@@ -158,7 +157,7 @@ def _floats(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _chunks(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The sizes (tensors,), and for each chunk its tensor and its first element (chunks, 2), int64."""
+    """The sizes, (tensors,), and each chunk's tensor and first element, (chunks, 2), int64."""
     starts = [(index, first) for index, size in enumerate(sizes) for first in range(0, size, CHUNK)]
     table = torch.tensor(starts, dtype=torch.int64).view(-1, 2)
     return _to_device(torch.tensor(sizes, dtype=torch.int64), device), _to_device(table, device)

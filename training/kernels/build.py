@@ -1,4 +1,4 @@
-"""Compiles csrc/ to a shared library in the user's cache folder, once per sources, compiler and architecture.
+"""Compiles csrc/ to a shared library in the user's cache, per sources, compiler and architecture.
 
     path = build(nvcc(90))
 
@@ -34,12 +34,11 @@ class Compiler:
 
     path: str
     flags: tuple[str, ...]
-    target: str
-    """What it compiles for, part of the library's name: sm_80, all-major, host."""
+    target: str  # what it compiles for, part of the library's name: sm_80, all-major, host
 
     @property
     def library(self) -> Path:
-        """The path of its library, named after everything that it depends on. Raises KernelError if it does not run."""
+        """The path of its library, whose name has a hash of all inputs. Raises KernelError."""
         key = _digest(_version(self.path), self.path, *self.flags)
         return cache_folder() / f"{_stem()}{self.target}-{key}.so"
 
@@ -53,7 +52,7 @@ def cache_folder() -> Path:
 
 
 def find_nvcc() -> str | None:
-    """The path of nvcc: of $CUDA_HOME or $CUDA_PATH, else on $PATH, among pip's packages, or in /usr/local/cuda."""
+    """The path of nvcc in $CUDA_HOME, $CUDA_PATH, on $PATH, of pip, or in /usr/local/cuda."""
     folders = [f"{os.environ[name]}/bin" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     packaged = [str(folder) for site in sys.path for folder in sorted(Path(site).glob("nvidia/cu*/bin"), reverse=True)]
     places = [*folders, os.environ.get("PATH", os.defpath), *packaged, "/usr/local/cuda/bin"]
@@ -61,7 +60,7 @@ def find_nvcc() -> str | None:
 
 
 def nvcc(capability: int = 0) -> Compiler:
-    """nvcc for devices of a compute capability (90: sm_90); 0: for all that it knows, and newer ones.
+    """nvcc for devices of a compute capability (90: sm_90); 0: for all known and newer ones.
 
     Raises KernelError if there is no nvcc.
     """
@@ -77,8 +76,9 @@ def nvcc(capability: int = 0) -> Compiler:
 
 def find_libraries(capability: int) -> list[Path]:
     """Cached libraries of any compiler from these sources for this device, newest first."""
-    found = [path for target in (_EVERY, f"sm_{capability}") for path in cache_folder().glob(f"{_stem()}{target}-*.so")]
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    targets = (_EVERY, f"sm_{capability}")
+    paths = [path for target in targets for path in cache_folder().glob(f"{_stem()}{target}-*.so")]
+    return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def build(compiler: Compiler, limit: float = _LIMIT) -> Path:

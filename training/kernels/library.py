@@ -1,6 +1,6 @@
 """The compiled kernels: loading them, calling a launcher, and which of them are selected.
 
-    library.call("gelu_forward", x.device, x, bias, out, x.shape[0], x.shape[1], dtype_code(x.dtype))
+    library.call("bias_gelu", x.device, x, bias, out, rows_of(x), x.shape[-1], dtype_code(x.dtype))
 
 A launcher is a C function of csrc/ whose last argument is a stream and whose result is a
 cudaError_t. A kernel is used where it is selected and its tensor is on a device that has a library;
@@ -20,11 +20,10 @@ from common.console import warn
 from common.errors import KernelError
 from training.kernels.build import build, find_libraries, nvcc
 
-KERNELS = ("add_dropout_norm", "bias_gelu", "pack_heads", "sum_of_squares", "adamw")
-"""Every kernel, by the name that its op asks for."""
+KERNELS = ("add_dropout_norm", "bias_gelu", "pack_heads", "sum_of_squares", "adamw")  # as their ops ask for them
 
-# Blocks of a sum over rows: five for each of an H100's 132 SMs, as many as run at once. The same on every device, so
-# that the order of a sum does not depend on it.
+# Blocks of a sum over rows: five for each of an H100's 132 SMs, as many as run at once. The same on
+# every device, so that the order of a sum does not depend on it.
 _BLOCKS = 660
 _TILE_WIDTH, _TILE_HEIGHT = 256, 8  # of columns.cuh, where a thread takes eight columns
 
@@ -91,7 +90,7 @@ def error_name(library: ctypes.CDLL, error: int) -> str:
 
 
 def select(names: Iterable[str]) -> None:
-    """Use these kernels, and no others, from now on. A model that was compiled before is compiled again."""
+    """Use these kernels and no others from now on; a compiled model is compiled again."""
     global _selected
     _selected = frozenset(names)
 
@@ -125,7 +124,7 @@ def capability() -> int:
 
 @cache
 def prepare(report: bool = True) -> str:
-    """Load the kernels for the current CUDA device, compiling them first if need be. Returns "", or why they cannot be.
+    """Load the kernels for the current CUDA device, or build them; returns "", or the failure.
 
     Tried once per process: each library in the cache until one runs, then a build. A failure is
     warned about (`report`; not where there is no device), and then every op runs its reference in

@@ -127,7 +127,7 @@ def _driver_error() -> str:
 
 
 def claim_gpu(launch: Launch, device: "torch.device", store: "Store") -> None:
-    """Raises JobError if another process uses the same GPU; NCCL would hang or fail without a reason."""
+    """Raises JobError if another process uses the same GPU: NCCL would hang or fail unexplained."""
     import torch
 
     gpu = str(torch.cuda.get_device_properties(device).uuid)

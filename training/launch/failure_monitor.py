@@ -91,7 +91,7 @@ class FailureMonitor:
     """One rank's connection to the hub.
 
     with FailureMonitor(rank, host, port) as monitor:
-        …                       # after an error: monitor.fail(failure) returns the one that ends the job
+        …                   # after an error, monitor.fail(failure) returns what ends the job
 
     Rank 0 passes the `hub`, which ends with its process, and exits after all ranks are notified.
     """
@@ -127,7 +127,7 @@ class FailureMonitor:
             self._socket.sendall(line)
 
     def _listen(self) -> None:
-        """In a thread: wait for the hub's one message; end this process if it does not exit by itself."""
+        """Wait for the hub's one message, in a thread; end this process if it does not exit."""
         line = b""
         with self._socket, suppress(OSError), self._socket.makefile("rb") as lines:
             line = lines.readline()

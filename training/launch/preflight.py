@@ -1,4 +1,4 @@
-"""Checks every node of a job before its first step, prints a table, and names a node with a problem.
+"""Checks every node of a job before its first step, prints a table, and names a bad node.
 
     preflight(world, mesh, folder, model)          # in a job; raises JobError
     run_preflight(settings, "gpt2_345m")           # a job of its own: python -m cluster.preflight
@@ -61,8 +61,9 @@ def preflight(world: World, mesh: "DeviceMesh | None", folder: Path, model: Mode
     needed = 4 * 3 * model.parameters  # float32 weights and AdamW's two moments
     reports = all_gather(_inspect(world, folder))
     run_on_rank0(lambda: _check(reports, folder, needed), world.rank)
-    for axis in (mesh.mesh_dim_names or ()) if mesh else ():  # a broken network fails here, not in a step
-        dist.all_reduce(torch.zeros(1, device=world.device), group=mesh.get_group(axis))
+    if mesh is not None:  # a broken network fails here, not in a step
+        for axis in mesh.mesh_dim_names or ():
+            dist.all_reduce(torch.zeros(1, device=world.device), group=mesh.get_group(axis))
 
 
 def _inspect(world: World, folder: Path) -> Report:

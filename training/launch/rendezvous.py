@@ -28,11 +28,10 @@ _LOOPBACK = "127.0.0.1"
 
 
 def rendezvous(launch: Launch, folder: Path, interface: str = "", timeout: float = START_TIMEOUT) -> "Store":
-    """Returns a store shared by all ranks of the job, served by rank 0 on a port chosen by the system.
+    """A store shared by all ranks of the job, served by rank 0 on a port chosen by the system.
 
-    Rank 0 writes "host:port" to a file in `folder` and the others wait for it; once all have
-    joined, the file is removed. In the store, here/RANK is the name of that rank's node. Raises
-    JobError after `timeout` seconds.
+    Rank 0 writes "host:port" to a file in `folder`, which is removed once all have joined. In the
+    store, here/RANK is the name of that rank's node. Raises JobError after `timeout` seconds.
     """
     from torch.distributed import DistNetworkError, DistStoreError
 
@@ -69,9 +68,7 @@ def _serve(launch: Launch, meeting: Path, interface: str, timeout: float) -> "St
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     own = listening_address(launch, interface)
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind((own, 0))
-    listener.listen(launch.world_size)
+    listener = socket.create_server((own, 0), backlog=launch.world_size)
     port = listener.getsockname()[1]
     store = TCPStore(
         own or _LOOPBACK,  # for rank 0's own connection
@@ -86,7 +83,7 @@ def _serve(launch: Launch, meeting: Path, interface: str, timeout: float) -> "St
 
 
 def _join(meeting: Path, deadline: float) -> "Store":
-    """Ranks 1 and up: wait for the address. A stale one, of a killed start, refuses connections and is read again."""
+    """Ranks 1 and up: read the address until it answers; a killed start's refuses connections."""
     from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
     while time.monotonic() < deadline:
@@ -122,17 +119,17 @@ def start_monitor(launch: Launch, store: "Store", interface: str = "") -> Failur
     return monitor
 
 
-# ------------------------------------------------------------------------------------------ addresses and interfaces
+# ------------------------------------------------------------------- addresses and interfaces
 
 
 def _addresses() -> list[tuple[str, str]]:
     """(interface, IPv4 address) of this node."""
-    found = psutil.net_if_addrs()
-    return [(name, entry.address) for name in found for entry in found[name] if entry.family == socket.AF_INET]
+    entries = ((name, entry) for name, entries in psutil.net_if_addrs().items() for entry in entries)
+    return [(name, entry.address) for name, entry in entries if entry.family == socket.AF_INET]
 
 
 def _address_of(interface: str) -> str:
-    """The IPv4 address of an interface of this node; empty if there is none, which `set_interface` refuses."""
+    """The IPv4 address of an interface of this node; empty if there is none."""
     return next((address for name, address in _addresses() if name == interface), "")
 
 
@@ -167,9 +164,9 @@ def _resolve(name: str) -> str:
 def set_interface(launch: Launch, interface: str, store: "Store", monitor: FailureMonitor) -> None:
     """Set the interface of gloo and NCCL, before the process group is made.
 
-    gloo's default is the address of the host's own name. Where that is loopback although the job
-    has several nodes, it gets the interface over which this rank reaches the others. NCCL avoids
-    loopback by itself. Raises ConfigError if this node lacks the `interface` of the settings.
+    gloo takes the address of the host's own name. Where that is loopback although the job has
+    several nodes, it gets the interface over which this rank reaches the others. NCCL avoids
+    loopback by itself. Raises ConfigError if this node lacks `interface`.
     """
     if interface:
         if not _address_of(interface):

@@ -19,8 +19,10 @@ from common.errors import RESUME_ME
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR2)  # sent by Slurm and submitit before they kill a job
 _ending = threading.Event()
 save_requested = threading.Event()
-"""SIGUSR2 came while the process was starting. It announces a time limit, so there is time for a step and a checkpoint:
-without one, a job with a short limit would start again for ever."""
+"""SIGUSR2 came while the process was starting: a time limit nears, but a step and a save fit.
+
+Without them, a job with a short limit would start again for ever.
+"""
 
 
 def call_on_arrival(act: Callable[[int], None]) -> Callable[[], None]:

@@ -20,14 +20,12 @@ _INTERVAL = 1.0  # seconds between two reads of the file while training
 
 
 class RunLock:
-    """This job's lock on a model folder; rank 0 takes it and checks it.
-
-    token       different for each job, equal on all ranks: part of the names of this job's unfinished files
-    """
+    """This job's lock on a model folder; rank 0 takes it and checks it."""
 
     def __init__(self, folder: Path, rank: int, job: str) -> None:
         self.path, self.rank = folder / "owner.json", rank
-        self.job, self.token = job, uuid.uuid4().hex[:12]
+        self.job = job
+        self.token = uuid.uuid4().hex[:12]  # equal on all ranks once taken; names this job's unfinished files
         self._polled = time.monotonic()
         self._lost = False
 
@@ -39,12 +37,12 @@ class RunLock:
             write_json(self.path, owner)
 
     def release(self) -> None:
-        """Release the folder at the end of the job, unless another job has taken it."""
+        """Remove the lock at the end of the job, unless another job has the folder."""
         if self.rank == 0 and self.is_held():
             self.path.unlink(missing_ok=True)
 
     def is_held(self) -> bool:
-        """Whether the folder is still this job's (rank 0): asked before writing a file that two jobs could share."""
+        """Whether the folder is this job's (rank 0): asked before writing files that jobs share."""
         return self._other_owner() is None
 
     def require(self) -> None:
@@ -68,7 +66,7 @@ class RunLock:
         return self._lost
 
     def _other_owner(self) -> dict[str, Any] | None:
-        """The job that has taken the folder, empty if that one has ended; None while the folder is ours."""
+        """The job that has taken the folder, {} if that one has ended; None while it is ours."""
         try:
             owner = read_json(self.path)
         except InputError:

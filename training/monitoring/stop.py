@@ -1,4 +1,4 @@
-"""Stops training early but cleanly: on SIGTERM, SIGINT (Ctrl-C), SIGHUP, SIGUSR2, or a file named `stop`.
+"""Stops training early but cleanly: on a signal, Ctrl-C, or a file named `stop`.
 
     touch results/demo/models/tiny/stop         # finish the step, save, exit
     scancel --signal=TERM JOBID                 # the same; a job of cluster.submit is then requeued
@@ -24,7 +24,7 @@ from training.launch.signals import call_on_arrival, save_requested
 from training.model_folder import stop_file, stopped_mark
 from training.monitoring.run_lock import RunLock
 
-# sent by Slurm at scancel and preemption; by submitit before the time limit; by Ctrl-C; by a closed terminal
+# from Slurm (scancel, preemption), from submitit before the time limit, Ctrl-C, a closed terminal
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 _FORWARDED = 2.0  # seconds in which torchrun repeats a Ctrl-C that its workers have received already
@@ -43,8 +43,7 @@ class Stop:
 
     def __init__(self, folder: Path, lock: RunLock) -> None:
         self.file, self._lock = stop_file(folder), lock
-        self.reason = ""
-        """The signal's name or the file's path; empty on processes that were not asked themselves."""
+        self.reason = ""  # the signal's name or the file's path; empty on ranks that were not asked
         self._stopped = False
         self._interrupted = 0.0  # when Ctrl-C came first
 
@@ -85,9 +84,9 @@ class Stop:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
     def poll(self) -> int:
-        """Check the file and the lock (rank 0); returns CONTINUE, SAVE (then exit), or LEAVE without saving.
+        """Check the file and the lock (rank 0); returns CONTINUE, SAVE, or LEAVE without saving.
 
-        LEAVE: another job has taken the folder.
+        SAVE: save, then exit. LEAVE: another job has taken the folder.
         """
         if self._lock.rank == 0:
             if self._lock.poll():

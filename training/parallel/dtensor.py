@@ -16,7 +16,7 @@ def true_shape(name: str, tensor: Tensor, vocab_size: int) -> torch.Size:
 
 
 def copy_shard_(target: Tensor, whole: Tensor) -> None:
-    """Copy this process's shard of `whole` into `target`; rows missing in `whole` (vocabulary padding) become zero."""
+    """Copy this process's shard of `whole` into `target`; rows missing in `whole` become zero."""
     missing = target.shape[0] - whole.shape[0]
     if missing:
         whole = torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])])

@@ -1,4 +1,4 @@
-"""Gradients between the backward pass and the optimiser: synchronise, unscale, measure and clip them."""
+"""Gradients between the backward pass and the optimiser: synchronise and measure them."""
 
 import math
 from collections import defaultdict
@@ -48,7 +48,7 @@ def sync_gradients(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | No
 
 @torch.no_grad()
 def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None, device: torch.device) -> Tensor:
-    """The 2-norm of the whole model's gradient, float64 on `device`, equal on all ranks (a collective call).
+    """The 2-norm of the whole model's gradient, float64, equal on all ranks (a collective call).
 
     Each rank sums the squares of its shards, divided by the number of ranks that hold a copy, so
     that one sum over all ranks gives the total.

@@ -1,7 +1,7 @@
 """Builds this process's part of a GPT-2 in any parallel layout, without changing the model's code.
 
-    mesh = make_mesh(parallel, device.type)             # axes (pp, dp, tp); tensor-parallel ranks are adjacent
-    stages = build_model(experiment, mesh, device)      # this process's part, on its device, with its initial values
+    mesh = make_mesh(parallel, device.type)         # axes (pp, dp, tp); tensor ranks are adjacent
+    stages = build_model(experiment, mesh, device)  # this process's part, with its initial values
 
 `parallelize` applies the whole layout, in order.
 """
@@ -68,7 +68,7 @@ def compile_mode(mode: str, device: torch.device) -> str:
 
 
 def compile_stage(stage: Stage, mode: str) -> None:
-    """Compile a stage in place: `blocks` each layer, the embedding and the loss, `model` everything as one graph."""
+    """Compile a stage in place: as one graph (`model`), or its layers, embedding and loss."""
     if mode == "model":
         compile_method(stage, "forward", list(stage.modules()))
     if mode == "blocks":
@@ -94,7 +94,7 @@ def compile_method(owner: nn.Module, name: str, modules: list[nn.Module]) -> Non
 
 
 def fuse_residual_norm(block: Any) -> None:
-    """Let `add_dropout_norm`, where it is selected, compute a layer's first sum and second LayerNorm; in place."""
+    """Let `add_dropout_norm`, if selected, compute a layer's first sum and second LayerNorm."""
     plain: Callable[..., Tensor] = block.forward
 
     def forward(x: Tensor, ends: Tensor | None = None) -> Tensor:
@@ -112,7 +112,7 @@ def fuse_residual_norm(block: Any) -> None:
 
 
 def loss_chunks(train: TrainSettings, model: ModelSettings, tensor: int, device: torch.device) -> int:
-    """The number of parts in which the loss is computed on each of `tensor` tensor-parallel ranks."""
+    """The number of parts in which each tensor-parallel rank computes the loss."""
     rows = padded_vocab_size(model.vocab_size, tensor) // tensor
     logits = train.micro_batch_size * model.seq_len * rows * precision_type(train.precision, device).itemsize
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
@@ -120,7 +120,7 @@ def loss_chunks(train: TrainSettings, model: ModelSettings, tensor: int, device:
 
 
 def build_model(experiment: Experiment, mesh: DeviceMesh | None, device: torch.device) -> list[Stage]:
-    """This process's stages of the model on `device`, in float32, with the initial values of `train.seed`.
+    """This process's stages of the model on `device`, in float32, with their initial values.
 
     Stages are built on the meta device; each parameter is then initialised whole and sharded. So no
     process ever holds more than its share of the model plus one parameter, and the values are the

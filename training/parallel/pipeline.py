@@ -45,10 +45,9 @@ class Stage(nn.Module):
         factor: Tensor | None = None,
         ends: Tensor | None = None,
     ) -> Tensor:
-        """(B, T) tokens, or (B, T, C) from the stage before -> (B, T, C), or the summed loss, shape (1,).
+        """(B, T) tokens, or (B, T, C) from the stage before -> (B, T, C), or the summed loss, (1,).
 
-        The loss of each sample is multiplied by its `factor`, (B,). `ends`, (B, K): of documents,
-        if they are apart.
+        Each sample's loss is multiplied by its `factor`, (B,). `ends`, (B, K): of documents.
         """
         if self.first:
             x = self.embed(x, positions)
@@ -63,7 +62,7 @@ class Stage(nn.Module):
 
     @torch.no_grad()
     def round_weights(self) -> None:
-        """Round the weights into their copies, if there are any: before each optimiser step's first micro-batch."""
+        """Round the weights into their copies, if any: before a step's first micro-batch."""
         pairs = [(module.rounded, weight) for module, weight in self._multiplied() if module.rounded is not None]
         if pairs:
             copies, weights = zip(*pairs, strict=True)
@@ -145,9 +144,9 @@ class Pipeline:
             self._schedule = schedule(parts[0], **options)
 
     def run(self, batches: Sequence[Batch], factor: Tensor | float, train: bool) -> Tensor:
-        """Run one step's micro-batches forward and, if `train`, backward; their summed losses times `factor`, shape ().
+        """Run one step's micro-batches; returns their summed losses times `factor`, shape ().
 
-        Zero except on the processes of the last stage.
+        Forward and, if `train`, backward. Zero except on the processes of the last stage.
         """
         arguments: list[Tensor] = []
         options: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Tensor parallelism, with or without sequence parallelism: modules that take the places of a GPT-2's own.
+"""Tensor parallelism, with or without sequence parallelism: modules that replace a GPT-2's own.
 
 After Shoeybi et al. 2019 (section 3) and Korthikanti et al. 2022 (section 4.2.2). Every parameter
 is a DTensor, so that gradient norms and checkpoints see one whole model. The modules compute with
@@ -41,8 +41,7 @@ class TensorRanks(NamedTuple):
     group: "GroupName"
     size: int
     rank: int
-    slices: bool
-    """Sequence parallelism: activations outside the split matrices are slices of the sequence."""
+    slices: bool  # sequence parallelism: activations outside the split matrices are slices
 
     @classmethod
     def of(cls, mesh: DeviceMesh, sequence_parallel: bool) -> "TensorRanks":
@@ -105,7 +104,7 @@ def _wait(x: Tensor) -> Tensor:
     return done
 
 
-# ------------------------------------------------------------------------------------------------------ split modules
+# ----------------------------------------------------------------------------- split modules
 
 
 class _Split(nn.Module):
@@ -120,7 +119,7 @@ class _Split(nn.Module):
             self.register_parameter(kind, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [placement])))
 
     def shard(self, name: str) -> Tensor:
-        """This rank's shard of a parameter; with sequence parallelism, its gradient may be that of a slice alone.
+        """This rank's shard of a parameter; its gradient may be that of a slice of the sequence.
 
         `training.parallel.gradients` sums those of a step at once.
         """
@@ -129,7 +128,7 @@ class _Split(nn.Module):
 
 @contextmanager
 def plain_parameters(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, the parameters of split modules are this rank's shards: a compiled graph then has no DTensor."""
+    """Inside, parameters of split modules are this rank's shards: compiled graphs need that."""
     distributed = [(module, dict(module._parameters)) for module in modules if isinstance(module, _Split)]
     try:
         for module, parameters in distributed:
@@ -202,7 +201,7 @@ class Positions(_Split):
 
 
 class VocabParallelEmbedding(_Split):
-    """The token embedding: each rank looks up the tokens in its rows, and the results are summed."""
+    """The token embedding: each rank looks up the tokens in its rows; the results are summed."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) -> (B, T or T / ranks, C)."""
@@ -214,7 +213,7 @@ class VocabParallelEmbedding(_Split):
 
 
 class VocabParallelLoss(LossHead):
-    """The loss: each rank computes the logits of its rows of the vocabulary, and the gradients of `x` are summed."""
+    """The loss: each rank has the logits of its vocabulary rows; gradients of `x` are summed."""
 
     def __init__(self, whole: LossHead, ranks: TensorRanks) -> None:
         true = whole.vocabulary.rows
@@ -224,7 +223,7 @@ class VocabParallelLoss(LossHead):
         self.ranks, self.vocabulary = ranks, Vocabulary(first, max(0, min(held, true - first)), ranks.group)
 
     def local(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The factors of this rank's product: (B, T or T / ranks, C), wte's (V, C) -> (B, T, C), (V / ranks, C)."""
+        """This rank's x and weight: (B, T or T / ranks, C), (V, C) -> (B, T, C), (V / ranks, C)."""
         return enter(x, self.ranks), local_shard(weight)
 
 
