@@ -24,7 +24,7 @@ folder. Data are downloaded, unless they are in the cache of `datasets`, or name
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.output is not None:
         write_json(arguments.output, result)
         if arguments.output.is_file():  # not a pipe
-            write_card(arguments.output.with_suffix(f".{NAME}"), inputs=_card_inputs(checkpoint, paths))
+            inputs = [checkpoint, checkpoint / "training.json"]  # which has the hashes of a merged folder
+            for path in paths:
+                inputs += [suffixed(path, ".bin"), suffixed(path, ".idx")] if is_dataset(path) else [path]
+            write_card(arguments.output.with_suffix(f".{NAME}"), inputs=inputs)
     return 0
 
 
@@ -125,15 +128,6 @@ def _check_data(arguments: argparse.Namespace) -> None:
             raise InputError(f"{path}: neither a file nor the PREFIX of a dataset (PREFIX.bin, PREFIX.idx)")
         if not is_dataset(path) and part != "all":
             raise InputError(f"{path}: --part {part} needs a dataset, this is one file of text")
-
-
-def _card_inputs(checkpoint: Path, paths: Sequence[Path]) -> Iterator[Path]:
-    """The input files, for the run card of the result."""
-    from corpus.index import suffixed
-
-    yield from (checkpoint, checkpoint / "training.json")  # which has the hashes of a merged folder
-    for path in paths:
-        yield from (suffixed(path, ".bin"), suffixed(path, ".idx")) if is_dataset(path) else (path,)
 
 
 def _losses(

@@ -148,13 +148,6 @@ def _load(arguments: argparse.Namespace) -> Generate | None:
 # ------------------------------------------------------------------- one function per mode
 
 
-def _answer_prompt(texts: Generate, prompt: str, options: GenerateSettings, samples: int, output: Path | None) -> None:
-    """Print the texts of one prompt, and write what was printed to `output`."""
-    printed = _print_texts(texts, prompt, options, samples)
-    if output is not None:
-        write_text(output, printed)
-
-
 def _answer_records(
     texts: Generate, records: Sequence[Document], options: GenerateSettings, samples: int, output: Path | None
 ) -> None:
@@ -181,15 +174,17 @@ def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, n
         if new_seeds:
             options = options.model_copy(update={"seed": secrets.randbelow(2**32)})
         try:
-            _print_texts(texts, line.rstrip("\n"), options, samples)
+            _answer_prompt(texts, line.rstrip("\n"), options, samples)
             if new_seeds:
                 print(f"(seed {options.seed})", flush=True)
         except InputError as error:  # the next prompt may be fine
             fail(error)
 
 
-def _print_texts(texts: Generate, prompt: str, options: GenerateSettings, samples: int) -> str:
-    """Print the texts of one prompt, each above its sources; returns all that was printed.
+def _answer_prompt(
+    texts: Generate, prompt: str, options: GenerateSettings, samples: int, output: Path | None = None
+) -> None:
+    """Print the texts of one prompt, each above its sources, and write all of it to `output`.
 
     Several have a line above each with its number and seed. On a terminal the first is streamed.
     """
@@ -214,7 +209,8 @@ def _print_texts(texts: Generate, prompt: str, options: GenerateSettings, sample
         text, sources = next(answers)
         write("\n".join([text[shown:], *source_lines(sources), ""]))
         shown = 0
-    return "".join(printed)
+    if output is not None:
+        write_text(output, "".join(printed))
 
 
 def source_lines(sources: dict[str, Any]) -> list[str]:

@@ -1,9 +1,4 @@
-"""One training job, from its start to its last checkpoint. Every process of the job runs this.
-
-    finished = run_training(plan, folder, world, settings_text)
-
-It locks the model folder, builds the model, loads the newest checkpoint and runs the training loop.
-"""
+"""One training job, from its start to its last checkpoint; every process of the job runs this."""
 
 import math
 import time
@@ -148,8 +143,8 @@ def _load(session: Session, newest: Manifest | None, plan: Plan) -> Progress:
 def _check_speed(session: Session, data: Blend, name: str) -> None:
     """Raise ConfigError if a run on CPUs would take months (a collective call).
 
-    By the best of three timed passes. A pass is one micro-batch forward and backward, or all of a
-    By the best of three timed passes. A pass is one micro-batch forward and backward, or all of a
+    Times three passes: each is one micro-batch forward and backward, or all that a pipeline runs at
+    once. No number of the run changes: each step seeds its streams and drops old gradients.
     """
     experiment = session.experiment
     with closing(step_batches(session, data, 0)) as batches:

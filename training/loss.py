@@ -1,15 +1,12 @@
 """The training loss: head and cross-entropy in one call, with a whole or a split vocabulary.
 
     head = LossHead(vocab_size=50257)
-    # (B, T, C), (V, C), (B, T), (B,) -> float32 nats times factor, ()
-    loss = head(x, wte.weight, targets, factor)
-    loss.backward()
+    head(x, wte.weight, targets, factor).backward()
 
 The logits are the largest tensor of a step: 1.6 GB in bfloat16 at 16 x 1,024 tokens and 50,304
 rows. They are read once and replaced by their gradient in the forward pass, which also computes the
-gradients of the input and of the weight: nothing of the size of the logits waits for the backward
-pass, and no float32 copy of them ever exists. With `chunks` above 1, only one of that many parts
-exists at a time.
+gradients of the input and of the weight. So nothing of their size waits for the backward pass, and
+no float32 copy of them ever exists. With `chunks` above 1, only one of that many parts does.
 """
 
 from collections.abc import Iterator

@@ -5,11 +5,9 @@ Face's parameter names (`wte`, `wpe`, `h.0.ln_1`, `h.0.attn.c_attn`, …). One l
 c_attn's rows are ordered [head, (q, k, v), dim], so that a split of the rows never cuts a head.
 
 Parameters are float32. The embedding rounds to `GPT2.dtype`, and every layer computes in the type
-of its input; weights are cast where they are used, which costs nothing if they have that type
-already, or if `rounded` is a copy that has it.
+of its input. Weights are cast where they are used, unless `rounded` is a copy of that type.
 
-Shapes: B samples, T tokens, C channels (n_embd), nh heads, hs head size, V vocabulary, K documents
-per sample.
+B samples, T tokens, C channels (n_embd), nh heads, hs head size, V vocabulary, K documents/sample.
 """
 
 import math
@@ -29,10 +27,15 @@ from training.tensors import leaf_of
 INIT_STD = 0.02  # of every matrix; the two projections into the residual stream get INIT_STD / sqrt(2 * n_layer)
 
 
-class Linear(nn.Linear):
+class Module(nn.Module):
+    """A module that returns a tensor; nn.Module declares Any."""
+
+    __call__: Callable[..., Tensor]
+
+
+class Linear(nn.Linear, Module):
     """A matrix product in the type of its input."""
 
-    __call__: Callable[..., Tensor]  # nn.Module declares Any
     rounded: Tensor | None
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -102,10 +105,8 @@ class Attention(nn.Module):
         return self.c_proj(y)
 
 
-class MLP(nn.Module):
+class MLP(Module):
     """Four times wider, GELU, and back."""
-
-    __call__: Callable[..., Tensor]  # nn.Module declares Any
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -117,10 +118,8 @@ class MLP(nn.Module):
         return self.c_proj(self.c_fc(x))
 
 
-class Block(nn.Module):
+class Block(Module):
     """One pre-norm transformer layer."""
-
-    __call__: Callable[..., Tensor]  # nn.Module declares Any
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -137,10 +136,8 @@ class Block(nn.Module):
         return x
 
 
-class Head(nn.Module):
+class Head(Module):
     """Logits; the weight is an argument because it is the token embedding's (tied)."""
-
-    __call__: Callable[..., Tensor]  # nn.Module declares Any
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """(B, T, C), (V, C) -> (B, T, V)."""

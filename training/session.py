@@ -43,8 +43,7 @@ def open_session(experiment: Experiment, world: World, mesh: DeviceMesh | None =
     stages = build_model(experiment, mesh, world.device)
     pipeline = None
     if mesh and parallel.pipeline > 1:
-        shape = (experiment.train.micro_batch_size, experiment.model.seq_len, experiment.model.n_embd)
-        pipeline = Pipeline(stages, parallel, shape, experiment.accumulation, mesh, world.device)
+        pipeline = Pipeline(stages, experiment, mesh, world.device)
     pp, dp, tp = coordinates(mesh)
     streams = RandomStreams(experiment.train.seed, (pp, dp, tp) if parallel.sequence_parallel else (pp, dp))
     if parallel.tensor > 1 and not parallel.sequence_parallel:

@@ -50,8 +50,7 @@ class StepResult(NamedTuple):
 def step_batches(session: Session, data: TokenSource, consumed: int) -> Generator[list[Batch], None, None]:
     """This process's micro-batches from sample `consumed` on: endlessly, one list per step.
 
-    Threads read two steps ahead, and on a GPU the next step is copied there. Close the iterator to
-    stop them.
+    Threads read two steps ahead; on a GPU the next step is copied there. Close it to stop them.
     """
     accumulation, device = session.experiment.accumulation, session.world.device
     read = partial(read_batch, data, _batch_form(session, data, pinned=device.type == "cuda"))
@@ -92,9 +91,8 @@ def compute_gradients(
 ) -> StepResult:
     """Run forward and backward passes over one global batch; the weights stay (a collective call).
 
-    `iteration` counts from 1. Every unmasked target of the global batch has the same weight,
-    whatever its micro-batch and rank. The loss is multiplied by `scale` for the backward pass only.
-    `stop` is this rank's stop request.
+    `iteration` counts from 1. Every unmasked target of the global batch has the same weight. The
+    loss is multiplied by `scale` for the backward pass. `stop` is this rank's stop request.
     """
     parallel, mesh = session.experiment.parallel, session.mesh
     session.optimizer.zero_grad()  # a step that was not taken leaves its gradients
@@ -177,8 +175,7 @@ def _total_loss(session: Session, value: Tensor) -> Tensor:
 def validate(session: Session, data: Blend, samples: int) -> float | None:
     """Mean loss in nats per token over the first `samples` samples; None if they have no targets.
 
-    A collective call, equal on all ranks. Whole global batches pass through the layout; later
-    samples are masked.
+    A collective call, equal on all ranks. The last global batch is masked after `samples`.
     """
     accumulation = session.experiment.accumulation
     form = _batch_form(session, data)

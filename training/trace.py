@@ -4,9 +4,8 @@
     trace.step(12)                       # what iteration 12 read
     trace.reads(0, [7]).iterations       # which iterations read document 7 of the first dataset
 
-A sample is seq_len + 1 tokens of the training part: the token at a border is in two. The first
-query of an epoch writes its order to MODEL/trace, 24 bytes per document and 16 per sample; later
-queries read it.
+A sample is seq_len + 1 tokens of the training part: the token at a border is in two. An epoch's
+order is cached in MODEL/trace: 24 bytes per document, 16 per sample.
 """
 
 from bisect import bisect_right
@@ -181,8 +180,8 @@ class Trace:
     def first_read(self, corpus: int, span: Span, last: int) -> tuple[int, int]:
         """The first iteration up to `last` that read a whole span of a dataset, and its tokens.
 
-        If borders of samples cut the span in every epoch: the first iteration that read a part, and
-        the tokens of that part. 0, 0 if none did.
+        If sample borders cut it in every epoch: the first that read a part, and that part's tokens.
+        0, 0 if none did.
         """
         within, part = slice(span.first, span.first + span.tokens), (0, 0)
         for reads in self._reads(corpus, [span.document], self.consumed_after(last), within):

@@ -106,8 +106,7 @@ class Trainer:
     def _blame(self, iteration: int, batches: Sequence[Batch], loss: float) -> None:
         """Name the documents of a bad step, by the weights before its update (a collective call).
 
-        It costs a third of a step, and a file of 0.25 MB with 512 samples. So there is a limit, and
-        one divergence leaves part of it for later.
+        A third of a step and 0.25 MB per 512 samples: limited, so that one divergence leaves some.
         """
         problem = self.guard.problem
         recent = sum(iteration - other < 100 for other in self.blamed)

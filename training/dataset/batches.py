@@ -1,7 +1,7 @@
 """Turn samples into batches, which threads prefetch.
 
 numbers = micro_batches(consumed, micro=4, data_rank=0, data_size=2)
-for batch in threaded_map(partial(read_batch, samples, form), numbers, threads=2, in_flight=16):
+for batch in threaded_map(partial(read_batch, samples, form), numbers, 2, in_flight=16):
     loss = summed_loss(model(batch.tokens, batch.positions, batch.ends), batch.targets)
 """
 
@@ -90,8 +90,7 @@ def make_batch(tokens: npt.NDArray[np.int64], form: BatchForm) -> Batch:
 def targets_of(tokens: npt.NDArray[np.int64], form: BatchForm) -> npt.NDArray[np.int64]:
     """(B, T + 1) tokens -> (B, T): the next token of each, or IGNORED.
 
-    End-of-text after end-of-text is never a target: a document of nothing else is what
-    `workflow.provenance.remove` leaves of one.
+    End-of-text after end-of-text is never a target: `workflow.provenance.remove` leaves such ones.
     """
     targets = tokens[:, 1:].copy()
     ends = tokens[:, :-1] == form.end_of_text

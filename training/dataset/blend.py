@@ -6,9 +6,9 @@
 
 After n samples, for every n, the number taken from each corpus is within one sample of n times its
 weight (Tijdeman 1980, "The chairman assignment problem": within 1 - 1/(2k - 2) for k corpora).
-Weights become the smallest integers with the same ratios. Their sum is the period after which the
-choice of corpora repeats, so that sample n is found directly. Ratios that need a period over 2^20
-are rounded to multiples of 2^-20; `Blend.rounding` says by how much.
+Weights become the smallest integers with the same ratios; their sum is the period of the choice, so
+that sample n is found directly. Ratios that need a period over 2^20 are rounded to multiples of
+2^-20; `Blend.rounding` says by how much.
 """
 
 import hashlib
@@ -54,8 +54,7 @@ def schedule(weights: Sequence[int]) -> npt.NDArray[np.uint16]:
     """The corpus of each sample in a period, shape (sum(weights),).
 
     Corpus i's next sample is due once it lags n * w_i / W by 1 / (2k - 2), and must be taken before
-    it lags by 1 - 1 / (2k - 2). Of the corpora that are due, the one with the earliest deadline is
-    taken.
+    it lags by 1 - 1 / (2k - 2). Of the corpora that are due, the earliest deadline comes first.
     """
     period, slack = sum(weights), max(1, 2 * len(weights) - 2)
     taken = [0] * len(weights)
@@ -147,9 +146,8 @@ class Splits(NamedTuple):
 def open_splits(datasets: Sequence[DataSettings], train: TrainSettings, model: ModelSettings, name: str) -> Splits:
     """Open the corpora of the model `name` and check them.
 
-    Raises InputError or ConfigError if a corpus is missing or was made with another vocabulary, if
-    a split gets no document, or if training or validation get no whole sample. The test split may
-    be smaller: it is only reported.
+    Raises InputError or ConfigError if a corpus is missing or has another vocabulary, if a part has
+    no document, or if training or validation get no whole sample; the test part may be smaller.
     """
     parts: dict[str, list[Samples]] = {part: [] for part in PARTS}
     ends: dict[int, Path] = {}  # a prefix for each end-of-text token

@@ -38,7 +38,7 @@ class Corpus:
 
     starts      int64 (D,)  first token of each document in `tokens`
     lengths     int64 (D,)  tokens of each document
-    end_of_text             id of the token that ends a document
+    end_of_text             ends a document; without PREFIX.json the vocabulary's last id
     vocabulary              hash of its merges; empty if not known
     """
 
@@ -138,8 +138,7 @@ def split_documents(
     """Contiguous ranges of documents for train, valid and test, in the proportions of `split`.
 
     A part with a share above 0 gets at least one document. Raises ConfigError, with the names
-    `corpus` and `key`, if the shares are not three numbers, or if there are fewer documents than
-    such parts.
+    `corpus` and `key`, if the shares are not three numbers or the documents are too few.
     """
     try:
         shares = split_shares(split)
@@ -208,8 +207,7 @@ def permutation(size: int, *seed: int) -> npt.NDArray[np.int64]:
 class Samples:
     """The samples of a range of documents, by number from 0 to infinity. Thread-safe.
 
-    With a seed they are shuffled, differently in every epoch; without, they keep the corpus' order
-    (validation).
+    With a seed they are shuffled, differently in every epoch; without, in the corpus' order.
     """
 
     def __init__(self, corpus: Corpus, part: range, seq_len: int, seed: int | None = None) -> None:

@@ -1,7 +1,6 @@
 """Published tasks (LAMBADA, HellaSwag, …) by EleutherAI's lm-evaluation-harness, `lm_eval`.
 
-The figures are lm_eval's own: it loads the Hugging Face folder with `transformers` and its tasks
-with `datasets`.
+The figures are lm_eval's own: it loads the folder with `transformers`, its tasks with `datasets`.
 """
 
 import os
@@ -19,8 +18,7 @@ from common.settings import closest
 def find_tasks(tasks: Sequence[str], folder: Path | None = None) -> Any:
     """The TaskManager of all tasks that lm_eval knows and of the YAML files in `folder`.
 
-    Raises InputError if lm_eval is not installed, or does not know one of `tasks` (names or
-    patterns).
+    Raises InputError if lm_eval is not installed, or does not know one of `tasks` (or patterns).
     """
     if is_quiet():
         os.environ["TQDM_DISABLE"] = "1"

@@ -64,9 +64,8 @@ def continue_tokens(
 
     `goes_on` gets each token with the number of its prompt; if it returns False, that is the last
     token of its text. An empty prompt begins with an end-of-text, which training texts follow; any
-    other stands alone, as in transformers, so that both give the same greedy text. Ids from
-    `vocab_size` on are never chosen. A text depends on its own seed (default `options.seed`), not
-    on the rest of the batch.
+    other stands alone, as in transformers. Ids from `vocab_size` on are never chosen. A text
+    depends on its own seed (default `options.seed`), not on the rest of the batch.
     """
     texts = [list(prompt) or [end_of_text] for prompt in prompts]
     starts = list(map(len, texts))

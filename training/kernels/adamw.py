@@ -12,6 +12,7 @@ memory says which chunk is whose. Sums have a fixed order, so results repeat bit
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -109,7 +110,8 @@ def _launch_sum_of_squares(tensors: Tensors) -> Tensor:
     out = torch.empty((), dtype=torch.float64, device=device)
     library.call(
         "sum_of_squares", device,
-        _addresses(tuple(tensor.data_ptr() for tensor in tensors), device), sizes, chunks, partial, out, len(chunks),
+        _table(tuple(tensor.data_ptr() for tensor in tensors), torch.int64, device),
+        sizes, chunks, partial, out, len(chunks),
         dtype_code(dtype),
     )  # fmt: skip
     return out
@@ -130,8 +132,8 @@ def _launch_adamw_(
     pointers = tuple(tensor.data_ptr() for tensor in (*parameters, *gradients, *exp_avgs, *exp_avg_sqs))
     library.call(
         "adamw", device,
-        _addresses(pointers, device), sizes, chunks,
-        _floats(tuple(weight_decays), device), factor, len(parameters), len(chunks),
+        _table(pointers, torch.int64, device), sizes, chunks,
+        _table(tuple(weight_decays), torch.float32, device), factor, len(parameters), len(chunks),
         rate, rate / (1 - beta1**step), beta1, 1 - beta1, beta2, 1 - beta2, 1 / math.sqrt(1 - beta2**step), eps,
         dtype_code(dtype),
     )  # fmt: skip
@@ -145,24 +147,15 @@ def _fit(tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype) ->
 # Tables are functions of plain numbers: a step that finds the tensors in place copies nothing
 
 
-@lru_cache(maxsize=16)
-def _addresses(pointers: tuple[int, ...], device: torch.device) -> Tensor:
-    return _to_device(torch.tensor(pointers, dtype=torch.int64), device)
-
-
-@lru_cache(maxsize=16)
-def _floats(values: tuple[float, ...], device: torch.device) -> Tensor:
-    return _to_device(torch.tensor(values, dtype=torch.float32), device)
+@lru_cache(maxsize=32)
+def _table(values: tuple[float | int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    table = torch.tensor(values, dtype=dtype)
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table  # waits for nothing
 
 
 @lru_cache(maxsize=16)
 def _chunks(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """The sizes, (tensors,), and each chunk's tensor and first element, (chunks, 2), int64."""
-    starts = [(index, first) for index, size in enumerate(sizes) for first in range(0, size, CHUNK)]
-    table = torch.tensor(starts, dtype=torch.int64).view(-1, 2)
-    return _to_device(torch.tensor(sizes, dtype=torch.int64), device), _to_device(table, device)
-
-
-def _to_device(table: Tensor, device: torch.device) -> Tensor:
-    """Copy without waiting for the device."""
-    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+    starts = ((index, first) for index, size in enumerate(sizes) for first in range(0, size, CHUNK))
+    chunks = _table(tuple(chain.from_iterable(starts)), torch.int64, device)
+    return _table(sizes, torch.int64, device), chunks.view(-1, 2)

@@ -3,8 +3,7 @@
     path = build(nvcc(90))
 
 The folder is $URLS_TO_GPT2_KERNELS, else urls-to-gpt2/kernels in $XDG_CACHE_HOME or ~/.cache. A
-library appears there complete or not at all. Two processes that want the same one build it once:
-the second waits for the system's lock.
+library appears there complete or not at all; of two processes that want it, one waits.
 """
 
 import hashlib
@@ -84,8 +83,8 @@ def find_libraries(capability: int) -> list[Path]:
 def build(compiler: Compiler, limit: float = _LIMIT) -> Path:
     """Compile the sources, unless the library exists; returns its path.
 
-    Raises KernelError with the compiler's first error, after `limit` seconds of compiling, and
-    where the cache folder cannot be written.
+    Raises KernelError with the compiler's first error, after `limit` seconds, or if the folder
+    cannot be written.
     """
     library = compiler.library
     folder = library.parent

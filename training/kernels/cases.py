@@ -94,11 +94,9 @@ def _bias_gelu(shapes: Shapes, device: torch.device) -> Case:
     form, dtype = (shapes.samples, shapes.seq_len, 4 * shapes.n_embd // shapes.tensor), getattr(torch, shapes.dtype)
     make = partial(_normal, device, dtype, form, form[-1:], leaves=True)
 
-    def forward(x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        return (bias_gelu(x, bias),)
-
     # x, result; gradient, x, gradient of x
-    return Case("bias_gelu", make, forward, 5 * math.prod(form) * dtype.itemsize)
+    count = 5 * math.prod(form) * dtype.itemsize
+    return Case("bias_gelu", make, lambda x, bias: (bias_gelu(x, bias),), count)
 
 
 def _pack_heads(shapes: Shapes, device: torch.device) -> Case:
@@ -107,21 +105,16 @@ def _pack_heads(shapes: Shapes, device: torch.device) -> Case:
     form = (shapes.samples, shapes.seq_len, width)
     make = partial(_normal, device, dtype, form, (width,), leaves=True)
 
-    def forward(qkv: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        return split_heads(qkv, bias, head_size)
-
     # gradients of q, k and v; gradient of qkv
-    return Case("pack_heads", make, forward, 2 * math.prod(form) * dtype.itemsize)
+    count = 2 * math.prod(form) * dtype.itemsize
+    return Case("pack_heads", make, lambda qkv, bias: split_heads(qkv, bias, head_size), count)
 
 
 def _sum_of_squares(shapes: Shapes, device: torch.device) -> Case:
     sizes = shapes.parameters()
     make = partial(_normal, device, torch.float32, *((size,) for size in sizes))
 
-    def forward(*gradients: Tensor) -> tuple[Tensor, ...]:
-        return (sum_of_squares(gradients),)
-
-    return Case("sum_of_squares", make, forward, 4 * sum(sizes), part="optimizer")
+    return Case("sum_of_squares", make, lambda *each: (sum_of_squares(each),), 4 * sum(sizes), part="optimizer")
 
 
 def _adamw(shapes: Shapes, device: torch.device) -> Case:

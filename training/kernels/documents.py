@@ -47,9 +47,8 @@ def document_mask(ends: Tensor, length: int) -> Tensor:
 def document_attention(q: Tensor, k: Tensor, v: Tensor, p: float, ends: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(hs)) v within documents: (B, nh, T, hs) x 3, (B, K) -> (B, nh, T, hs).
 
-    GPUs take FlashAttention on documents of any length; it has no dropout and no float32. CPUs take
-    one document after the other, if there are few. Everything else is PyTorch's attention with a
-    mask.
+    GPUs take FlashAttention, which has neither dropout nor float32. CPUs take a few documents one
+    after the other. Everything else is PyTorch's attention with a mask.
     """
     T, hs = q.shape[2:]
     if q.is_cuda and not p and q.dtype != torch.float32 and hs % 8 == 0:

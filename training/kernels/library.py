@@ -3,8 +3,8 @@
     library.call("bias_gelu", x.device, x, bias, out, rows_of(x), x.shape[-1], dtype_code(x.dtype))
 
 A launcher is a C function of csrc/ whose last argument is a stream and whose result is a
-cudaError_t. A kernel is used where it is selected and its tensor is on a device that has a library;
-everywhere else the op's reference runs.
+cudaError_t. A kernel is used if it is selected and its tensor's device has a library; else the op's
+reference runs.
 """
 
 import ctypes
@@ -126,9 +126,8 @@ def capability() -> int:
 def prepare(report: bool = True) -> str:
     """Load the kernels for the current CUDA device, or build them; returns "", or the failure.
 
-    Tried once per process: each library in the cache until one runs, then a build. A failure is
-    warned about (`report`; not where there is no device), and then every op runs its reference in
-    PyTorch.
+    Tried once per process: each library in the cache until one runs, then a build. `report`: warn
+    of a failure, except for want of a device; then every op runs its reference.
     """
     if not torch.cuda.is_available():
         return "no CUDA device"
@@ -147,8 +146,7 @@ def prepare(report: bool = True) -> str:
 def use_library(path: Path) -> None:
     """Load the kernels that `build` compiled for CUDA devices.
 
-    Raises KernelError if the file cannot be loaded, or its kernels do not run on the current
-    device.
+    Raises KernelError if the file cannot be loaded, or does not run on the current device.
     """
     library = _load(path)
     error = library.kernels_device(torch.cuda.current_device()) or library.kernels_probe(None)
@@ -171,9 +169,8 @@ def _load(path: Path) -> ctypes.CDLL:
 
 def _use(device: str, library: ctypes.CDLL | None) -> None:
     global _devices
-    if library is None:
-        _libraries.pop(device, None)
-    else:
+    _libraries.pop(device, None)
+    if library is not None:
         _libraries[device] = library
     _devices = frozenset(_libraries)
 

@@ -6,10 +6,7 @@
     y = ops.linear_gelu(y, weight, bias, rounded)
 
 All take plain tensors; `p` is the probability of dropout, 0 outside training. `rounded` is a copy
-of a weight in the type of the products, if the model keeps one (`Stage.keep_rounded_weights`). What
-PyTorch fuses better than its parts suggest stands here in its best form: a bias in the product, a
-mask that is stored instead of drawn again.
-
+of a weight in the type of the products, if the model keeps one (`Stage.keep_rounded_weights`).
 Below are the two ops on a product that have kernels. Their tensors have one type: float32, float16
 or bfloat16.
 """
@@ -78,8 +75,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
     """Keep a copy of each matrix in oneDNN's layout, for inference with `rows` rows on a CPU.
 
-    For 3 to 64 rows MKL takes 1.4 to 2.3 times as long with the plain layout. Only if that much
-    memory is free.
+    For 3 to 64 rows MKL takes 1.4 to 2.3 times as long without. Only if that much memory is free.
     """
     weights = [one for name, one in model.named_parameters() if one.dim() == 2 and name != "wpe.weight"]
     size = sum(weight.nbytes for weight in weights)
@@ -154,19 +150,12 @@ def _gelu_backward(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, T
     return d_x, d_bias
 
 
-def _gelu_save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gelu_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    x, bias = ctx.saved_tensors
-    d_x, d_bias = _gelu_backward(gradient, x, bias)
-    return d_x, d_bias
-
-
 _gelu.register_fake(lambda x, bias: empty_like(x))
 _gelu_backward.register_fake(lambda gradient, x, bias: (empty_like(x), empty_like(bias)))
-_gelu.register_autograd(_gelu_gradients, setup_context=_gelu_save)
+_gelu.register_autograd(
+    lambda ctx, gradient: _gelu_backward(gradient, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 
 
 # -------------------------------------------------------------------- queries, keys and values

@@ -1,13 +1,12 @@
 """The residual stream: x + dropout(branch) and the LayerNorm that follows.
 
 Dropout draws its mask from `seed`, a (2,) int64 tensor [seed, offset] on x's device, so the
-backward pass draws it again and stores nothing. Kernels and references keep the same elements, bit
-for bit. With p = 0 `seed` is not read and may be None. All tensors have one type: float32, float16
-or bfloat16.
+backward pass draws it again and stores nothing; with p = 0 it may be None. Kernels and references
+keep the same elements, bit for bit. All tensors have one type: float32, float16 or bfloat16.
 
 The mask is Philox4x32-10's (Salmon et al. 2011). One call with the counter (group, offset) and the
-key `seed` gives four 32-bit words, that is eight draws of 16 bits, for the elements 8 * group to 8
-* group + 7 of a tensor in memory order. An element is kept if its draw is less than `kept(p)`.
+key `seed` gives four 32-bit words, that is eight draws of 16 bits, for the elements from 8 * group
+on of a tensor in memory order. An element is kept if its draw is less than `kept(p)`.
 """
 
 from typing import Any

@@ -51,8 +51,7 @@ def threads_of(launch: Launch, cpus_per_task: int, env: Mapping[str, str] = os.e
 def set_threads(launch: Launch, cpus_per_task: int) -> None:
     """Set the threads of torch, and of OpenMP, MKL and OpenBLAS in libraries loaded later.
 
-    Called before torch is imported, it also sets how torch manages GPU memory, unless the
-    environment does.
+    Called before torch is imported, it also sets how torch manages GPU memory, unless already set.
     """
     threads = threads_of(launch, cpus_per_task)
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
@@ -66,8 +65,7 @@ def set_threads(launch: Launch, cpus_per_task: int) -> None:
 def choose_device(launch: Launch, gpus_per_node: int = 0) -> "torch.device":
     """Select this process's GPU, or the CPU.
 
-    Raises JobError if GPUs were asked for and none is visible, or if there are fewer of them than
-    processes.
+    Raises JobError if GPUs were asked for and none is visible, or if there are too few of them.
     """
     import torch
 

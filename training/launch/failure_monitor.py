@@ -3,8 +3,7 @@
 Without this, they wait in a collective call until the process group's time-out. Each rank holds a
 connection to a hub, a thread of rank 0. A rank that fails sends the reason; a connection that
 closes without a message means that the process died. The hub sends the first failure to all ranks,
-which exit with its exit code. A rank that still hangs in a library some seconds later calls
-os._exit: it has nothing to save.
+which exit with its exit code; one that hangs in a library some seconds later calls os._exit.
 
 A connection carries lines. To the hub: the rank, then {"rank": 3, "message": "…", "code": 2}, or {}
 at the end of the job. From the hub: the first failure, or {} when rank 0 has finished.

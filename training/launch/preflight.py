@@ -6,9 +6,6 @@
     node   device          threads  memory free      disk free
     node1  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
     node2  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
-
-Each rank checks its device, its memory and the model folder. Rank 0 prints one row per node, with
-the lowest values of its ranks.
 """
 
 import os

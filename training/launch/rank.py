@@ -1,11 +1,8 @@
 """Reads rank, world size and job id from the launcher's environment.
 
-    launch = read_launch()
-    check_layout(launch, experiment.parallel, "tiny")
-
 In this order: submitit's local executor, Slurm (srun, which submitit's Slurm executor uses too),
-torchrun, a single process. A torchrun inside a Slurm job wins over Slurm's variables, which then
-describe torchrun itself.
+torchrun, a single process. Inside a Slurm job torchrun wins: Slurm's variables then describe
+torchrun itself.
 """
 
 import os

@@ -1,9 +1,9 @@
 """Connects the ranks of a job: a shared store, and the connections of the failure monitor.
 
-No port is ever guessed. Rank 0 binds a free one and writes its address to a file in the model
-folder, whose name contains the job id and restart count. `cluster.interface` names the interface
-(ib0, eth1); without it, processes on one node use loopback, and rank 0 of several nodes publishes
-its name in Slurm's node list, or its host name.
+No port is ever guessed: rank 0 binds a free one and writes its address to a file in the model
+folder, named after the job. `cluster.interface` names the interface (ib0, eth1). Without it,
+processes on one node use loopback, and rank 0 of several nodes publishes its name in Slurm's node
+list, or its host name.
 """
 
 import os
@@ -44,23 +44,19 @@ def rendezvous(launch: Launch, folder: Path, interface: str = "", timeout: float
         if launch.rank == 0:
             store.wait([f"here/{rank}" for rank in range(launch.world_size)], timedelta(seconds=timeout))
     except (DistStoreError, DistNetworkError, TimeoutError):
+        missing = ""
+        if store is not None and launch.rank == 0:
+            absent = [str(rank) for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
+            missing = f" for rank {', '.join(absent[:9])}{', …' if len(absent) > 9 else ''}"
         raise JobError(
             f"{meeting}: the {launch.world_size} processes of the job did not meet within {timeout:.0f} s "
-            f"(rank {launch.rank} on {node_name()} waited{_missing(launch, store)}); did they all start, and do they "
-            "see the same folder?"
+            f"(rank {launch.rank} on {node_name()} waited{missing}); did they all start, and do they see the same "
+            "folder?"
         ) from None
     finally:
         if launch.rank == 0:
             meeting.unlink(missing_ok=True)
     return store
-
-
-def _missing(launch: Launch, store: "Store | None") -> str:
-    """The ranks that have not joined, as far as rank 0 knows."""
-    if store is None or launch.rank != 0:
-        return ""
-    absent = [rank for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
-    return f" for rank {', '.join(map(str, absent[:9]))}{', …' if len(absent) > 9 else ''}"
 
 
 def _serve(launch: Launch, meeting: Path, interface: str, timeout: float) -> "Store":
@@ -136,8 +132,7 @@ def _address_of(interface: str) -> str:
 def published_host(launch: Launch, interface: str) -> str:
     """The name or address by which the other ranks reach this one (rank 0).
 
-    A name rather than an address as seen from itself: Debian resolves a machine's own name to
-    127.0.1.1.
+    A name rather than its own address, which Debian says is 127.0.1.1.
     """
     if address := _address_of(interface):
         return address
@@ -164,9 +159,9 @@ def _resolve(name: str) -> str:
 def set_interface(launch: Launch, interface: str, store: "Store", monitor: FailureMonitor) -> None:
     """Set the interface of gloo and NCCL, before the process group is made.
 
-    gloo takes the address of the host's own name. Where that is loopback although the job has
-    several nodes, it gets the interface over which this rank reaches the others. NCCL avoids
-    loopback by itself. Raises ConfigError if this node lacks `interface`.
+    gloo takes the address of the host's name. If that is loopback although there are several nodes,
+    it gets the interface by which this rank reaches the others; NCCL avoids loopback by itself.
+    Raises ConfigError if this node lacks `interface`.
     """
     if interface:
         if not _address_of(interface):

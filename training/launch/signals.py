@@ -1,10 +1,9 @@
 """Handles signals before training begins, when there is nothing to save, and while a process exits.
 
-leave_at_once()      # first thing in a process of a job, before torch is imported
-...                  # SIGTERM: exit code RESUME_ME, at once; SIGUSR2: save after the first step
-with Stop(...):      # training.monitoring.stop takes the signals over: finish the step, save, exit
+leave_at_once()   # first thing in a process of a job: SIGTERM exits with RESUME_ME, at once
+with Stop(...):   # training.monitoring.stop takes over: finish the step, save, exit
     ...
-ignore_signals()     # the exit code is decided: signals no longer change it
+ignore_signals()  # the exit code is decided: signals no longer change it
 """
 
 import os
@@ -68,10 +67,9 @@ def _act(number: int) -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore the signals that `leave_at_once` handles: this process exits with a code of its own.
+    """Ignore the signals of `leave_at_once`: this process has an exit code of its own.
 
-    When one task of a job fails, srun sends SIGTERM to the others, which must not turn an error
-    into RESUME_ME.
+    When one task of a job fails, srun sends SIGTERM to the others, which must keep their code.
     """
     _ending.set()
     if threading.current_thread() is threading.main_thread():

@@ -69,7 +69,7 @@ class Curve:
 
 def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, seconds_left: float) -> str:
     """A row of train.csv as a log line in Megatron-LM's format: `key: number | key: number`."""
-    seconds = row["ms_per_iteration"] / 1000
+    seconds, left = row["ms_per_iteration"] / 1000, math.ceil(seconds_left)
     fields = {
         "consumed samples": f"{row['consumed_samples']:12d}",
         "consumed tokens": f"{row['consumed_tokens']:12d}",
@@ -88,15 +88,10 @@ def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, se
         f"MFU (%, {CONVENTION})": None if row["mfu"] is None else f"{row['mfu']:.2%}"[:-1],
         "data wait (ms)": f"{row['data_wait_ms']:.1f}",
         "data wait (%)": f"{100 * row['data_wait_ms'] / row['ms_per_iteration']:.1f}",
-        "ETA": _clock(seconds_left),
+        "ETA": f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}",
     }
     known = [f"{key}: {value}" for key, value in fields.items() if value is not None]
     return " | ".join([f"iteration {row['iteration']:8d}/{iterations:8d}", *known])
-
-
-def _clock(seconds: float) -> str:
-    left = math.ceil(seconds)
-    return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
 
 
 def figures_line(head: str, figures: Mapping[str, float], digits: int) -> str:
@@ -106,11 +101,7 @@ def figures_line(head: str, figures: Mapping[str, float], digits: int) -> str:
 
 @dataclass
 class StepTotals:
-    """The steps since the last row.
-
-    The sums are saved with a checkpoint, so that the first row after a resume covers the same steps
-    as in a run that was never stopped.
-    """
+    """The steps since the last row; saved with a checkpoint, so that a resume changes no row."""
 
     losses: list[float] = field(default_factory=list)  # taken steps; partial sums would round differently
     grad_norm: float = math.nan  # of the last step that was taken, or of the last step if none was

@@ -8,9 +8,8 @@
     timers.collect()            # once per step
     timers.take()               # {"forward": seconds since the last take, …}
 
-On a GPU a part is measured by two events in its stream, which are read after the GPU has passed
-them: nothing waits inside a step. On a CPU it is measured by the clock. Communication that overlaps
-with the backward pass counts as part of it: only a profiler can separate them.
+On a GPU a part is measured by two events in its stream, read once the GPU has passed them: nothing
+waits inside a step. Communication that overlaps with the backward pass counts as part of it.
 """
 
 import time

@@ -44,8 +44,8 @@ from training.planning.speed import CONVENTION, flops_per_token
 class MetricsLogger:
     """The figures of the steps since the last report, and where reports go.
 
-    `progress` is that of the checkpoint that the run resumes from. `may_write` says on rank 0
-    whether the model folder is still this job's; nothing is written there otherwise.
+    `progress` is that of the checkpoint that the run resumes from. `may_write`, asked on rank 0:
+    whether the model folder is still this job's.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Names the documents of a step whose loss is a spike or not finite: MODEL/blame/iter_0000123.json.
 
-    rows = sample_rows(data, consumed, losses)             # of this process's samples
-        write(folder, iteration, loss, problem, rows)     # on rank 0, with the rows of all ranks
+    rows = sample_rows(data, consumed, losses)     # of this process's samples
+    write(folder, iteration, loss, problem, rows)  # on rank 0, with the rows of all ranks
 
 The file has `iteration`, `loss`, `problem`, `worst` and `samples`. A sample has its number in the
 global batch, its `loss` and its `pieces`: `dataset`, `document` (its number), `id`, `url`, `first`

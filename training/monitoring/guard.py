@@ -34,13 +34,8 @@ class LossScale:
     hysteresis: int = 0  # overflows since the scale was last doubled
     at_floor: int = 0  # overflows in a row with the smallest scale
 
-    @classmethod
-    def initial(cls, train: TrainSettings) -> "LossScale":
-        """The scale at the start of a run: `initial_loss_scale` in float16, otherwise 1."""
-        return cls(train.initial_loss_scale if train.precision == "float16" else _FLOOR)
-
     def after(self, overflow: bool, train: TrainSettings) -> "LossScale":
-        """The next scale: halved from the `hysteresis`-th overflow on, doubled after a clean run."""
+        """The next scale: halved from overflow `hysteresis` on, doubled after a clean window."""
         if overflow:
             used = self.hysteresis + 1
             floor = self.scale <= _FLOOR
@@ -59,9 +54,9 @@ class Guard:
         self._train, self._watch = train, watch
         self._float16 = train.precision == "float16"
         state = state or {}
-        self._loss_scale = (
-            LossScale(**state["loss_scale"]) if self._float16 and "loss_scale" in state else LossScale.initial(train)
-        )
+        self._loss_scale = LossScale(train.initial_loss_scale if self._float16 else _FLOOR)
+        if self._float16 and "loss_scale" in state:
+            self._loss_scale = LossScale(**state["loss_scale"])
         self._losses: deque[float] = deque(state.get("losses", ()), _WINDOW)
         self._in_a_row: int = state.get("in_a_row", 0)  # steps left out since the last one taken
         self._stop = ""

@@ -1,11 +1,10 @@
 """Shows where each process of a job is; dumps stacks and collective calls if the job hangs.
 
-MODEL_FOLDER/heartbeat/JOB/rank_00003.json says where rank 3 is. Each job has its own folder, so
-that two jobs in one model folder do not remove each other's files. After `watch.silence_seconds`
-without a beat each process writes the stacks of its threads to rank_00003.stacks, without needing
-Python (a process may hang inside a library), and torch's flight recorder, its last 2,000 collective
-calls, to rank_00003.collectives.json. Rank 0 logs which ranks are not where the others are, and the
-calls that have not completed.
+MODEL_FOLDER/heartbeat/JOB/rank_00003.json says where rank 3 is; each job has its own folder. After
+`watch.silence_seconds` without a beat each process writes the stacks of its threads to
+rank_00003.stacks, without needing Python (a process may hang inside a library), and torch's flight
+recorder, its last 2,000 collective calls, to rank_00003.collectives.json. Rank 0 logs which ranks
+are not where the others are, and the calls that have not completed.
 """
 
 import faulthandler
@@ -45,7 +44,9 @@ class Heartbeat:
 
     def __enter__(self) -> "Heartbeat":
         if self.rank == 0:
-            _remove_old(self.folder)
+            for other in self.folder.parent.glob("*/"):  # of killed jobs; kept if they hold stacks
+                if other != self.folder and not any(path.stat().st_size for path in other.glob("*.stacks")):
+                    shutil.rmtree(other, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._stacks = (self.folder / f"rank_{self.rank:05d}.stacks").open("w")
         self._path = Path(self._stacks.name).with_suffix(".json")
@@ -137,13 +138,6 @@ def unfinished(trace: Mapping[str, Any]) -> list[str]:
         if pair or (group, pair) not in calls:
             calls[group, pair] = f"{call['profiling_name']} {number} of {call['process_group'][1] or group}"
     return list(calls.values())
-
-
-def _remove_old(folder: Path) -> None:
-    """Remove the folders of killed jobs, unless they hold stacks."""
-    for other in folder.parent.glob("*/"):
-        if other != folder and not any(path.stat().st_size for path in other.glob("*.stacks")):
-            shutil.rmtree(other, ignore_errors=True)
 
 
 def read_heartbeats(folder: Path) -> list[dict[str, Any]]:

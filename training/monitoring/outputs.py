@@ -30,8 +30,7 @@ def target_losses(
 ) -> list[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
     """(number, nats per target, which targets count) of each sample, (T,) both (a collective call).
 
-    `batches` are this process's of the global batch from sample `consumed` on; each sample is on
-    one process.
+    `batches` are this process's of the global batch from sample `consumed` on.
     """
     losses = _compute(session, batches, lambda head, x, weight, targets: head.target_losses(x, weight, targets))
     if not losses or coordinates(session.mesh)[2]:  # all ranks of a tensor-parallel group have the same

@@ -47,15 +47,11 @@ class RunLock:
 
     def require(self) -> None:
         """Raises LostLockError if another job has the folder (rank 0 only, from any thread)."""
-        other = self._other_owner()
-        if other is not None:
-            raise self._lost_to(other)
+        self._check(self._other_owner())
 
     def require_on_all_ranks(self) -> None:
         """Raises LostLockError on all ranks if another job has the folder (a collective call)."""
-        other = all_gather(self._other_owner() if self.rank == 0 else None)[0]
-        if other is not None:
-            raise self._lost_to(other)
+        self._check(all_gather(self._other_owner() if self.rank == 0 else None)[0])
 
     def poll(self) -> bool:
         """Read the file at most once per second; returns whether another job has the folder."""
@@ -77,8 +73,10 @@ class RunLock:
             return {}
         return owner if owner.get("token") != self.token else None
 
-    def _lost_to(self, other: dict[str, Any]) -> LostLockError:
+    def _check(self, other: dict[str, Any] | None) -> None:
+        if other is None:
+            return
         if not other:
-            return LostLockError(f"{self.path}: removed, by another job at its end or by hand; this job ends here")
+            raise LostLockError(f"{self.path}: removed, by another job at its end or by hand; this job ends here")
         who = f"job {other.get('job')} (process {other.get('pid')} on {other.get('host')})"
-        return LostLockError(f"{self.path}: {who} has taken over this run; this job ends without saving")
+        raise LostLockError(f"{self.path}: {who} has taken over this run; this job ends without saving")

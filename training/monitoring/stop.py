@@ -4,12 +4,10 @@
     scancel --signal=TERM JOBID                 # the same; a job of cluster.submit is then requeued
 
 The signal handler only sets a flag: the processes agree on it at the end of a step, save together,
-and exit with RESUME_ME. A second Ctrl-C ends the process at once, whatever it is doing: a thread
-that does not need the main thread takes care of that. Signals before `Stop` is entered are those of
-`training.launch.signals`.
+and exit with RESUME_ME. A second Ctrl-C ends the process at once, by a thread that does not need
+the main thread. Signals before `Stop` is entered are those of `training.launch.signals`.
 
-The file is renamed to `stopped`, which says that a person asked, so that nobody starts the run
-again unasked.
+The file is renamed to `stopped`: a person asked, so nobody restarts the run unasked.
 """
 
 import os
@@ -36,9 +34,8 @@ class Stop:
     """Handles the signals inside `with`, and records whether this process was asked to stop.
 
     A signal that was ignored before (`nohup`, a shell's background job) stays ignored. After `with`
-    the old handlers are restored, unless the run has stopped: then the signals are ignored, because
-    srun ends all tasks when the first one exits with a code, and that must not change the exit
-    codes of the others.
+    the old handlers are restored. If the run has stopped, signals are ignored instead: srun ends
+    all tasks when the first one exits, and that must not change the exit codes of the others.
     """
 
     def __init__(self, folder: Path, lock: RunLock) -> None:
@@ -66,7 +63,9 @@ class Stop:
         """Handle a signal in a thread, when it arrives."""
         now = time.monotonic()
         if number == signal.SIGHUP:
-            self._detach_from_terminals()
+            for descriptor in self._terminals:  # further output goes to /dev/null
+                if not os.isatty(descriptor):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         elif number == signal.SIGINT and not self._interrupted:
             self._interrupted = now
             if self._lock.rank == 0 and os.isatty(2):
@@ -76,12 +75,6 @@ class Stop:
         ):
             print("interrupted", file=sys.stderr, flush=True)
             os._exit(128 + number)
-
-    def _detach_from_terminals(self) -> None:
-        """Send further output to /dev/null if its terminal is gone."""
-        for descriptor in self._terminals:
-            if not os.isatty(descriptor):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
     def poll(self) -> int:
         """Check the file and the lock (rank 0); returns CONTINUE, SAVE, or LEAVE without saving.

@@ -7,8 +7,7 @@
 | 2 | also a shard of the gradients | scatters gradients after every micro-batch |
 | 3 | also a shard of the parameters | gathers parameters for every forward and backward pass |
 
-With pipeline parallelism PyTorch scatters gradients only after the last micro-batch: stage 2 acts
-like stage 1.
+With a pipeline PyTorch scatters gradients only after the last micro-batch: stage 2 acts like 1.
 """
 
 import warnings

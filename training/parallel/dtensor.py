@@ -1,7 +1,6 @@
 """Whole tensors and the shards that a process holds, for plain tensors and DTensors alike.
 
-PyTorch's module of DTensors takes a second to import: commands that only read files do not wait for
-it.
+PyTorch's DTensor takes a second to import: commands that only read files do not wait for it.
 """
 
 from collections.abc import Sequence

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from common.settings import Experiment, ModelSettings, ParallelSettings, TrainSettings
+from common.settings import Experiment, ParallelSettings, TrainSettings
 from training.kernels.library import selected
 from training.kernels.residual import add_dropout_norm
 from training.launch.device import precision_type
@@ -57,18 +57,15 @@ def parallelize(
             recompute(block, train.recompute)
     if parallel.data == 1:  # otherwise parameters are gathered in the type of the products
         stage.keep_rounded_weights()
-    compile_stage(stage, compile_mode(train.compile, device))
+    compile_stage(stage, train.compile, device)
     if mesh is not None and parallel.data > 1:
         apply_data_parallel(stage, blocks, mesh["dp"], parallel, stage.model.dtype)
 
 
-def compile_mode(mode: str, device: torch.device) -> str:
-    """none, blocks or model, for `train.compile`."""
-    return mode if mode != "auto" else "blocks" if device.type == "cuda" else "none"
-
-
-def compile_stage(stage: Stage, mode: str) -> None:
-    """Compile a stage in place: as one graph (`model`), or its layers, embedding and loss."""
+def compile_stage(stage: Stage, mode: str, device: torch.device) -> None:
+    """Compile a stage in place: in one graph (`model`), or layers, embedding, loss (`blocks`)."""
+    if mode == "auto":
+        mode = "blocks" if device.type == "cuda" else "none"
     if mode == "model":
         compile_method(stage, "forward", list(stage.modules()))
     if mode == "blocks":
@@ -111,30 +108,25 @@ def fuse_residual_norm(block: Any) -> None:
     setattr(block, "forward", forward)  # noqa: B010
 
 
-def loss_chunks(train: TrainSettings, model: ModelSettings, tensor: int, device: torch.device) -> int:
-    """The number of parts in which each tensor-parallel rank computes the loss."""
-    rows = padded_vocab_size(model.vocab_size, tensor) // tensor
-    logits = train.micro_batch_size * model.seq_len * rows * precision_type(train.precision, device).itemsize
-    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    return loss_parts(train.loss, logits, memory)
-
-
 def build_model(experiment: Experiment, mesh: DeviceMesh | None, device: torch.device) -> list[Stage]:
     """This process's stages of the model on `device`, in float32, with their initial values.
 
-    Stages are built on the meta device; each parameter is then initialised whole and sharded. So no
-    process ever holds more than its share of the model plus one parameter, and the values are the
-    same in every layout.
+    Stages are built on the meta device; each parameter is then initialised whole and sharded. So a
+    process holds at most its share and one parameter, and every layout has the same values.
     """
     parallel, train, vocab_size = experiment.parallel, experiment.train, experiment.model.vocab_size
-    chunks = loss_chunks(train, experiment.model, parallel.tensor, device)
+    rows = padded_vocab_size(vocab_size, parallel.tensor) // parallel.tensor
+    dtype = precision_type(train.precision, device)
+    logits = train.micro_batch_size * experiment.model.seq_len * rows * dtype.itemsize
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    chunks = loss_parts(train.loss, logits, memory)
     layers = stage_layers(experiment.model.n_layer, parallel.pipeline * parallel.virtual_stages)
     padded = with_padded_vocabulary(experiment.model, parallel.tensor)
     pipeline_rank, *_ = coordinates(mesh)
     stages = []
     for index in range(pipeline_rank, len(layers), parallel.pipeline):
         with torch.device("meta"):
-            model = GPT2(padded, precision_type(train.precision, device))
+            model = GPT2(padded, dtype)
             head: nn.Module = LossHead(vocab_size, chunks)
             model.head = head  # type: ignore[assignment]
             stage = Stage(model, layers[index], index == 0, index == len(layers) - 1)

@@ -120,8 +120,7 @@ def rank_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention on a GPU in one of FUSED, with dropout from the rank's stream.
 
-    (B, nh, T, hs) three times -> (B, nh, T, hs), and what the backward pass needs: log-sum-exp,
-    Philox seed and offset.
+    (B, nh, T, hs) x 3 -> (B, nh, T, hs), and log-sum-exp, Philox seed and offset for the backward.
     """
     with _rank_stream(q.device, rank):
         out, log_sum_exp, seed, offset = _fused(q, k, v, dropout, kernel)

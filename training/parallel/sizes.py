@@ -21,8 +21,7 @@ def bubble_share(pipeline: int, virtual_stages: int, micro_batches: int) -> floa
 def padded_vocab_size(vocab_size: int, tensor_parallel: int) -> int:
     """Vocabulary rows, rounded up to a multiple of 128 per tensor-parallel rank.
 
-    The checkpoints know the true vocabulary only, and no padding row reaches the loss's softmax
-    (`training.loss`).
+    Checkpoints have the true rows only, and no padding row reaches the softmax (`training.loss`).
     """
     multiple = 128 * tensor_parallel
     return -(-vocab_size // multiple) * multiple

@@ -11,7 +11,7 @@ columns) are each other's gradient: the f and g of Shoeybi et al., figure 3, or 
 et al., figure 5. They call the collectives of torch.compile, which a graph may hold.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -49,38 +49,32 @@ class TensorRanks(NamedTuple):
         return cls(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), sequence_parallel)
 
 
+_Function = Callable[[Tensor, TensorRanks], Tensor]
+
+
 def enter(x: Tensor, ranks: TensorRanks) -> Tensor:
     """(B, T or T / ranks, C) -> (B, T, C)."""
-    entered: Tensor = _Enter.apply(x, ranks)  # type: ignore[no-untyped-call]
+    entered: Tensor = _Exchange.apply(x, ranks, _spread, _sum)  # type: ignore[no-untyped-call]
     return entered
 
 
 def leave(x: Tensor, ranks: TensorRanks) -> Tensor:
     """(B, T, C) -> their sum over the ranks, (B, T or T / ranks, C)."""
-    left: Tensor = _Leave.apply(x, ranks)  # type: ignore[no-untyped-call]
+    left: Tensor = _Exchange.apply(x, ranks, _sum, _spread)  # type: ignore[no-untyped-call]
     return left
 
 
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks
-        return _gather(x, ranks) if ranks.slices else x.view_as(x)
+class _Exchange(torch.autograd.Function):
+    """Applies one function of (x, ranks), and another one to the gradient."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _sum(gradients[0], ctx.ranks), None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks
-        return _sum(x, ranks)
+    def forward(ctx: Any, x: Tensor, ranks: TensorRanks, there: _Function, back: _Function) -> Tensor:
+        ctx.ranks, ctx.back = ranks, back
+        return there(x, ranks)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _gather(gradients[0], ctx.ranks) if ctx.ranks.slices else gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(gradients[0], ctx.ranks), None, None, None
 
 
 def _sum(x: Tensor, ranks: TensorRanks) -> Tensor:
@@ -92,8 +86,10 @@ def _sum(x: Tensor, ranks: TensorRanks) -> Tensor:
     return _wait(_collectives.reduce_scatter_tensor(slices.flatten(0, 1), "sum", ranks.size, ranks.group))
 
 
-def _gather(x: Tensor, ranks: TensorRanks) -> Tensor:
-    """(B, T / ranks, C) -> (B, T, C)."""
+def _spread(x: Tensor, ranks: TensorRanks) -> Tensor:
+    """(B, T or T / ranks, C) -> (B, T, C)."""
+    if not ranks.slices:
+        return x.view_as(x)
     slices = _wait(_collectives.all_gather_into_tensor(x.contiguous(), ranks.size, ranks.group))
     slices = slices.view(ranks.size, *x.shape)  # (ranks * B, T / ranks, C) -> (ranks, B, T / ranks, C)
     return slices.transpose(0, 1).flatten(1, 2)  # (B, T, C)
