@@ -50,7 +50,7 @@ def run_tasks(
     from lm_eval import __version__, simple_evaluate
 
     try:
-        found = simple_evaluate(
+        outcome = simple_evaluate(
             model="hf",
             model_args={"pretrained": str(checkpoint.resolve())},  # a relative one is looked up on the hub, too
             tasks=manager.match_tasks(list(tasks)),
@@ -64,7 +64,7 @@ def run_tasks(
         raise InputError(
             f"{' '.join(tasks)}: {error}; offline, run tasks of local files: --task-dir, evaluate.task_dir"
         ) from None
-    rows = list(_rows(found["results"]))
+    rows = list(_rows(outcome["results"]))
     cells = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
     print(text_table([("task", "metric", "value", "standard error", "samples"), *cells], "llrrr"))
     return {"tasks": rows, "lm_eval": __version__}

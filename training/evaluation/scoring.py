@@ -82,13 +82,11 @@ def _result(total: float, tokens: int, available: int, documents: int, text: int
     return {"loss": loss, "perplexity": perplexity(loss), **per_byte, **counts}
 
 
-_LOSS = {"train": "training loss", "valid": "validation loss", "test": "test loss"}
-
-
 def summary(result: dict[str, Any], part: str = "all") -> str:
     """A result on a part of the documents in one line."""
+    loss = {"train": "training loss", "valid": "validation loss", "test": "test loss"}.get(part, "loss")
     per_byte = f", {result['bits_per_byte']:.4f} bits per byte" if "bits_per_byte" in result else ""
     return (
-        f"{_LOSS.get(part, 'loss')} {result['loss']:.4f}, perplexity {result['perplexity']:.2f}{per_byte}, "
+        f"{loss} {result['loss']:.4f}, perplexity {result['perplexity']:.2f}{per_byte}, "
         f"{result['tokens']:,} of {result['available_tokens']:,} tokens in {result['documents']:,} documents"
     )

@@ -6,7 +6,8 @@
     adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, [0.1] * len(parameters), factor, hyper)
 
 The kernels take thousands of tensors in one launch: each is cut into chunks, and a table in device
-memory says which chunk is whose. Sums have a fixed order, so results repeat bitwise.
+memory says which chunk is whose. Sums have a fixed order, so results repeat bitwise. No compiled
+graph holds them, so they are no operators of PyTorch's.
 """
 
 import math
@@ -30,9 +31,20 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
 
     All tensors have one type and device.
     """
-    if tensors and library.selected("sum_of_squares", tensors[0]):
-        return _launch_sum_of_squares(tensors)
-    return reference_sum_of_squares(tensors)
+    if not tensors or not library.selected("sum_of_squares", tensors[0]):
+        return reference_sum_of_squares(tensors)
+    device, dtype = tensors[0].device, tensors[0].dtype
+    tensors = [tensor.detach().contiguous() for tensor in tensors]
+    assert _fit(tensors, device, dtype)
+    sizes, chunks = _chunks(tuple(tensor.numel() for tensor in tensors), device)
+    partial = torch.empty(len(chunks), device=device)
+    out = torch.empty((), dtype=torch.float64, device=device)
+    library.call(
+        "sum_of_squares", device,
+        _table(tuple(tensor.data_ptr() for tensor in tensors), torch.int64, device),
+        sizes, chunks, partial, out, len(chunks), dtype_code(dtype),
+    )  # fmt: skip
+    return out
 
 
 def reference_sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
@@ -76,9 +88,23 @@ def adamw_(
     Parameters, moments and `factor`, (), are float32. Gradients are float32 or 16-bit, all of one
     type, and are not changed. Each tensor has its own weight decay.
     """
-    chosen = parameters and library.selected("adamw", parameters[0])
-    run = _launch_adamw_ if chosen else reference_adamw_
-    run(parameters, gradients, exp_avgs, exp_avg_sqs, weight_decays, factor, hyper)
+    if not parameters or not library.selected("adamw", parameters[0]):
+        reference_adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, weight_decays, factor, hyper)
+        return
+    device, dtype = parameters[0].device, gradients[0].dtype
+    gradients = [gradient.contiguous() for gradient in gradients]
+    assert _fit([*parameters, *exp_avgs, *exp_avg_sqs, factor], device, torch.float32)
+    assert _fit(gradients, device, dtype)
+    rate, beta1, beta2, eps, step = hyper
+    sizes, chunks = _chunks(tuple(parameter.numel() for parameter in parameters), device)
+    pointers = tuple(tensor.data_ptr() for tensor in (*parameters, *gradients, *exp_avgs, *exp_avg_sqs))
+    library.call(
+        "adamw", device,
+        _table(pointers, torch.int64, device), sizes, chunks,
+        _table(tuple(weight_decays), torch.float32, device), factor, len(parameters), len(chunks),
+        rate, rate / (1 - beta1**step), beta1, 1 - beta1, beta2, 1 - beta2, 1 / math.sqrt(1 - beta2**step), eps,
+        dtype_code(dtype),
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -98,45 +124,7 @@ def reference_adamw_(
         parameter.addcdiv_(exp_avg, (exp_avg_sq.sqrt() / root2).add_(eps), value=-size)
 
 
-# Neither is part of a compiled graph, so that neither needs to be an operator of PyTorch's.
-
-
-def _launch_sum_of_squares(tensors: Tensors) -> Tensor:
-    device, dtype = tensors[0].device, tensors[0].dtype
-    tensors = [tensor.detach().contiguous() for tensor in tensors]
-    assert _fit(tensors, device, dtype)
-    sizes, chunks = _chunks(tuple(tensor.numel() for tensor in tensors), device)
-    partial = torch.empty(len(chunks), device=device)
-    out = torch.empty((), dtype=torch.float64, device=device)
-    library.call(
-        "sum_of_squares", device,
-        _table(tuple(tensor.data_ptr() for tensor in tensors), torch.int64, device),
-        sizes, chunks, partial, out, len(chunks),
-        dtype_code(dtype),
-    )  # fmt: skip
-    return out
-
-
-def _launch_adamw_(
-    parameters: Tensors, gradients: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors,
-    weight_decays: Sequence[float], factor: Tensor, hyper: Hyper,
-) -> None:  # fmt: skip
-    device, dtype = parameters[0].device, gradients[0].dtype
-    gradients = [gradient.contiguous() for gradient in gradients]
-    counts = tuple(parameter.numel() for parameter in parameters)
-    assert _fit([*parameters, *exp_avgs, *exp_avg_sqs, factor], device, torch.float32) and _fit(
-        gradients, device, dtype
-    )
-    rate, beta1, beta2, eps, step = hyper
-    sizes, chunks = _chunks(counts, device)
-    pointers = tuple(tensor.data_ptr() for tensor in (*parameters, *gradients, *exp_avgs, *exp_avg_sqs))
-    library.call(
-        "adamw", device,
-        _table(pointers, torch.int64, device), sizes, chunks,
-        _table(tuple(weight_decays), torch.float32, device), factor, len(parameters), len(chunks),
-        rate, rate / (1 - beta1**step), beta1, 1 - beta1, beta2, 1 - beta2, 1 / math.sqrt(1 - beta2**step), eps,
-        dtype_code(dtype),
-    )  # fmt: skip
+# ----------------------------------------------------------------------------- tables of tensors
 
 
 def _fit(tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> bool:

@@ -1,11 +1,11 @@
 """Checks every node of a job before its first step, prints a table, and names a bad node.
 
-    preflight(world, mesh, folder, model)          # in a job; raises JobError
-    run_preflight(settings, "gpt2_345m")           # a job of its own: python -m cluster.preflight
+preflight(world, mesh, folder, model)          # in a job; raises JobError
+run_preflight(settings, "gpt2_345m")           # a job of its own: python -m cluster.preflight
 
-    node   device          threads  memory free      disk free
-    node1  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
-    node2  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
+node   device          threads  memory free      disk free
+node1  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
+node2  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
 """
 
 import os

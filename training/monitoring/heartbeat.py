@@ -83,8 +83,11 @@ class Heartbeat:
         """Write the newest beat to the file; returns its time. Warns once if that fails."""
         beaten, iteration, doing = self._beat
         where = {"iteration": iteration, "doing": doing}
-        if calls := self._hangs_in(beaten):
-            where["hangs_in"] = calls
+        if self.silence and time.monotonic() - beaten >= self.silence and self._hung[0] != beaten:
+            calls = dump_collectives(self._path.with_suffix(".collectives.json"))
+            self._hung = (beaten, shorten(calls, _SIZE // 3, placeholder=" …"))
+        if self._hung[0] == beaten and self._hung[1]:
+            where["hangs_in"] = self._hung[1]
         life = json.dumps({**self._about, **where, "time": time.time(), **self.progress})
         try:
             os.pwrite(self._file, life.encode().ljust(_SIZE - 1) + b"\n", 0)
@@ -93,13 +96,6 @@ class Heartbeat:
                 warn(f"{self._path}: {error.strerror}; this process writes no heartbeats")
             self._failed = True
         return beaten
-
-    def _hangs_in(self, beaten: float) -> str:
-        """The collective calls that this process hangs in; empty before `silence` has passed."""
-        if self.silence and time.monotonic() - beaten >= self.silence and self._hung[0] != beaten:
-            calls = dump_collectives(self._path.with_suffix(".collectives.json"))
-            self._hung = (beaten, shorten(calls, _SIZE // 3, placeholder=" …"))
-        return self._hung[1] if self._hung[0] == beaten else ""
 
     def _refresh(self) -> None:
         """The thread: rewrite the file; rank 0 warns once per silence, and names the ranks."""

@@ -109,9 +109,7 @@ def rank_uniform(like: Tensor, rank: int) -> Tensor:
         return torch.rand(like.shape, device=like.device)
 
 
-@rank_uniform.register_fake
-def _(like: Tensor, rank: int) -> Tensor:
-    return torch.empty(like.shape, device=like.device)
+rank_uniform.register_fake(lambda like, rank: torch.empty(like.shape, device=like.device))
 
 
 @torch.library.custom_op("gpt2::rank_attention", mutates_args=(), tags=_DRAWS)
@@ -127,13 +125,8 @@ def rank_attention(
     return out, log_sum_exp, seed.clone(), offset.clone()
 
 
-@rank_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, dropout: float, rank: int, kernel: str) -> tuple[Tensor, ...]:
-    return _fused(q, k, v, dropout, kernel)
-
-
-RANK_ATTENTION = torch.ops.gpt2.rank_attention.default
-"""The operation as recompute sees it."""
+rank_attention.register_fake(lambda q, k, v, dropout, rank, kernel: _fused(q, k, v, dropout, kernel))
+RANK_ATTENTION = torch.ops.gpt2.rank_attention.default  # the operation as recompute sees it
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, dropout: float, kernel: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
