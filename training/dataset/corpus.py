@@ -43,11 +43,7 @@ class Corpus:
     """
 
     def __init__(
-        self,
-        prefix: Path,
-        tokens: npt.NDArray[Any],
-        starts: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
+        self, prefix: Path, tokens: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
     ) -> None:
         self.prefix, self.tokens, self.starts, self.lengths = prefix, tokens, starts, lengths
         self.vocab_size = int(np.iinfo(tokens.dtype).max) + 1  # until check_vocabulary sets the true one
@@ -238,7 +234,7 @@ class Samples:
         return Epoch(documents, np.cumsum(self.corpus.lengths[documents]), samples)
 
     def _epoch(self, number: int) -> Epoch:
-        """Epoch `number`; the one before is kept for threads that read ahead."""
+        """Epoch `number`; the previous one is kept for threads that read ahead."""
         if self.seed is None:
             number = 0
         with self._lock:

@@ -22,8 +22,8 @@ from training.kernels.build import build, find_libraries, nvcc
 
 KERNELS = ("add_dropout_norm", "bias_gelu", "pack_heads", "sum_of_squares", "adamw")  # as their ops ask for them
 
-# Blocks of a sum over rows: five for each of an H100's 132 SMs, as many as run at once. The same on
-# every device, so that the order of a sum does not depend on it.
+# Blocks of a sum over rows: five per SM of an H100 (132), which run at once. The same on every
+# device, so that the order of a sum does not depend on it.
 _BLOCKS = 660
 _TILE_WIDTH, _TILE_HEIGHT = 256, 8  # of columns.cuh, where a thread takes eight columns
 
@@ -127,7 +127,7 @@ def prepare(report: bool = True) -> str:
     """Load the kernels for the current CUDA device, or build them; returns "", or the failure.
 
     Tried once per process: each library in the cache until one runs, then a build. `report`: warn
-    of a failure, except for want of a device; then every op runs its reference.
+    of a failure, unless there is no device; then every op runs its reference.
     """
     if not torch.cuda.is_available():
         return "no CUDA device"

@@ -34,7 +34,7 @@ def precision_type(precision: str, device: "torch.device") -> "torch.dtype":
 
 
 def threads_of(launch: Launch, cpus_per_task: int, env: Mapping[str, str] = os.environ) -> int:
-    """The threads of this process: `cluster.cpus_per_task`, whatever OMP_NUM_THREADS says.
+    """The threads of this process: `cluster.cpus_per_task`, never OMP_NUM_THREADS.
 
     0 stands for the cores that Slurm granted to each task, or for an equal share of this machine's.
     """
@@ -114,7 +114,7 @@ def _visible() -> str:
 
 
 def _driver_error() -> str:
-    """Why CUDA cannot be used, in the words of torch or the driver."""
+    """Why CUDA cannot be used, as torch or the driver says."""
     import torch
 
     try:

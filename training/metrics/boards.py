@@ -68,8 +68,8 @@ class TensorBoard:
 class WeightsAndBiases:
     """One run of a W&B project per start; MODEL_FOLDER/wandb.id names the group of all starts.
 
-    With one run for all starts, the offline files of a start would replace those of the one before
-    when they are uploaded, and iterations after an older checkpoint could not be shown again.
+    With one run for all starts, uploading the offline files of a start would replace those of the
+    previous start, and iterations after an older checkpoint could not be shown again.
     """
 
     def __init__(self, folder: Path, project: str, name: str, iteration: int, config: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 MODEL_FOLDER/owner.json names it. A job that Slurm has given up for dead may still be alive, and a
 lock on a network file system does not survive its node. So each new job simply takes the folder,
-and the one before it notices that before it writes again.
+and the job that had it notices before it writes again.
 """
 
 import os

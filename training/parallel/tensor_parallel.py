@@ -202,7 +202,7 @@ class VocabParallelEmbedding(_Split):
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) -> (B, T or T / ranks, C)."""
         weight = self.shard("weight")
-        row = tokens - self.ranks.rank * len(weight)  # the vocabulary is padded so that all ranks have as many rows
+        row = tokens - self.ranks.rank * len(weight)  # the vocabulary is padded: all ranks have equally many rows
         elsewhere = (row < 0) | (row >= len(weight))
         x = F.embedding(row.masked_fill(elsewhere, 0), weight).masked_fill(elsewhere[..., None], 0)
         return leave(x, self.ranks)
