@@ -25,7 +25,7 @@ from training.parallel.data_parallel import apply_data_parallel
 from training.parallel.dtensor import copy_shard_, local_shard, true_shape
 from training.parallel.pipeline import Stage
 from training.parallel.randomness import RANK_ATTENTION
-from training.parallel.sizes import loss_parts, padded_vocab_size, stage_layers, with_padded_vocabulary
+from training.parallel.sizes import loss_parts, stage_layers, with_padded_vocabulary
 from training.parallel.tensor_parallel import plain_parameters, split_matrices
 
 
@@ -115,20 +115,18 @@ def build_model(experiment: Experiment, mesh: DeviceMesh | None, device: torch.d
     process holds at most its share and one parameter, and every layout has the same values.
     """
     parallel, train, vocab_size = experiment.parallel, experiment.train, experiment.model.vocab_size
-    rows = padded_vocab_size(vocab_size, parallel.tensor) // parallel.tensor
-    dtype = precision_type(train.precision, device)
+    padded, dtype = with_padded_vocabulary(experiment.model, parallel.tensor), precision_type(train.precision, device)
+    rows = padded.vocab_size // parallel.tensor  # of each tensor-parallel rank
     logits = train.micro_batch_size * experiment.model.seq_len * rows * dtype.itemsize
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
     chunks = loss_parts(train.loss, logits, memory)
     layers = stage_layers(experiment.model.n_layer, parallel.pipeline * parallel.virtual_stages)
-    padded = with_padded_vocabulary(experiment.model, parallel.tensor)
     pipeline_rank, *_ = coordinates(mesh)
     stages = []
     for index in range(pipeline_rank, len(layers), parallel.pipeline):
         with torch.device("meta"):
             model = GPT2(padded, dtype)
-            head: nn.Module = LossHead(vocab_size, chunks)
-            model.head = head  # type: ignore[assignment]
+            model.head = LossHead(vocab_size, chunks)  # type: ignore[assignment]
             stage = Stage(model, layers[index], index == 0, index == len(layers) - 1)
         parallelize(stage, mesh, parallel, train, device)
         stage.to_empty(device="cpu" if parallel.offload else device)

@@ -43,11 +43,6 @@ class TensorRanks(NamedTuple):
     rank: int
     slices: bool  # sequence parallelism: activations outside the split matrices are slices
 
-    @classmethod
-    def of(cls, mesh: DeviceMesh, sequence_parallel: bool) -> "TensorRanks":
-        """The group of a mesh with one axis."""
-        return cls(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), sequence_parallel)
-
 
 _Function = Callable[[Tensor, TensorRanks], Tensor]
 
@@ -236,7 +231,7 @@ _SPLIT: dict[tuple[type[nn.Module], int | None], type[_Split]] = {
 
 def split_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Split a GPT-2, or one pipeline stage of it, over the ranks of `mesh`, in place."""
-    ranks = TensorRanks.of(mesh, sequence_parallel)
+    ranks = TensorRanks(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), sequence_parallel)
     for name, module in list(model.named_modules()):
         if isinstance(module, LossHead):
             model.set_submodule(name, VocabParallelLoss(module, ranks))

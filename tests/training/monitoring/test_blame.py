@@ -27,7 +27,6 @@ from training.monitoring.outputs import target_losses
 from training.parallel.dtensor import local_shard
 from training.step import compute_gradients, update_weights
 
-
 ITERATIONS, PLANTED, BATCH = 300, 20, 2
 
 
