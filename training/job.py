@@ -77,9 +77,7 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
         with (
             Stop(folder, lock) as stop,  # before it, a signal ends the process at once
             CheckpointWriter(saved, session.parameters, session.optimizer) as writer,
-            MetricsLogger(
-                folder, experiment, world, session.timers, boards, progress, plan.attention, lock.is_held
-            ) as logger,
+            MetricsLogger(folder, session, boards, progress, plan.attention, lock.is_held) as logger,
             Profile(folder, train, world) as profile,
             collected_together() as collect,
         ):

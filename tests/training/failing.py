@@ -1,4 +1,4 @@
-"""A training or a probe of two ranks with one fault, on rank 1 alone; the last argument names it."""
+"""A training or a probe of two ranks with a fault on rank 1 alone, named by the last argument."""
 
 import errno
 import os

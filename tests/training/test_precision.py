@@ -52,7 +52,7 @@ def test_float16_finds_its_scale_skips_overflows_and_resumes_with_it(tmp_path: P
     skipped = {precision: sum(int(row["skipped"]) for row in rows) for precision, rows in curves.items()}
     assert 3 < skipped["float16"] < 12 and skipped["float32"] == 0
     assert float(curves["float16"][-1]["loss_scale"]) == 2.0 ** (24 - skipped["float16"])
-    # a skipped step does not advance the schedule: its rate is that of the next one, and the last rates are not reached
+    # a skipped step does not advance the schedule: it has the next one's rate; the last are unused
     rates = {precision: [float(row["learning_rate"]) for row in rows] for precision, rows in curves.items()}
     taken = [rate for rate, row in zip(rates["float16"], curves["float16"], strict=True) if not int(row["skipped"])]
     assert taken == rates["float32"][: -skipped["float16"]]

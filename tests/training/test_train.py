@@ -1,4 +1,4 @@
-"""The command as a user runs it: curves, checkpoints, resume bit for bit, and one line for every mistake."""
+"""The command as a user runs it: curves, checkpoints, bitwise resume, one line per mistake."""
 
 import ast
 import json
@@ -237,7 +237,7 @@ def test_a_validation_after_skipped_steps_alone_is_no_missed_improvement(tmp_pat
 
 
 def test_removed_documents_are_no_steps_no_losses_and_no_end(tmp_path: Path, capsys: Capsys) -> None:
-    """A removal writes end-of-text over a document. Of two of 1,600 tokens, whole batches have no targets."""
+    """A removal writes end-of-text over a document: here whole batches have no targets."""
     ended = {"eval_interval": 3, "stop_after_no_improvement": 1, "iterations": 60, "log_interval": 20, "split": "9,2,1"}
     config = make_run(tmp_path, train={**ended, "micro_batch_size": 1, "global_batch_size": 2})
     removed, documents = np.full(1600, 256), byte_documents(7)

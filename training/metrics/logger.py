@@ -1,6 +1,6 @@
 """Reports a training run: log lines, curves, progress.
 
-    with MetricsLogger(folder, experiment, world, timers) as logger:
+    with MetricsLogger(folder, session) as logger:
         logger.record_step(step.loss, step.grad_norm, step.taken, rate, waited)  # every step
         logger.report(iteration, consumed_samples, loss_scale)  # every log_interval
         logger.report_validation(iteration, consumed_samples, loss)
@@ -20,11 +20,9 @@ from typing import Any
 from common.console import say, warn
 from common.files import write_json
 from common.progress import Meter
-from common.settings import Experiment
 from training.checkpoint import Progress
 from training.evaluation.scoring import perplexity
 from training.launch.device import precision_type
-from training.launch.process_group import World
 from training.metrics.boards import Board
 from training.metrics.curves import (
     START_COLUMNS,
@@ -35,10 +33,11 @@ from training.metrics.curves import (
     figures_line,
     log_line,
 )
-from training.metrics.device import PARTS, Timers, device_name, memory, peak_tflops
+from training.metrics.device import PARTS, device_name, memory, peak_tflops
 from training.optimizer import adamw_scale
 from training.parallel.collectives import all_gather
 from training.planning.speed import CONVENTION, flops_per_token
+from training.session import Session
 
 
 class MetricsLogger:
@@ -51,17 +50,16 @@ class MetricsLogger:
     def __init__(
         self,
         folder: Path,
-        experiment: Experiment,
-        world: World,
-        timers: Timers,
+        session: Session,
         boards: Sequence[Board] = (),
         progress: Progress = Progress(0, 0),  # noqa: B008 - frozen
         attention: float = 1.0,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
+        experiment, world = session.experiment, session.world
         self.folder, self.on_rank0, self._may_write = folder, world.rank == 0, may_write
         self._train, self._seq_len = experiment.train, experiment.model.seq_len
-        self._world, self._timers, self._boards = world, timers, list(boards)
+        self._world, self._timers, self._boards = world, session.timers, list(boards)
         self._adamw = adamw_scale(experiment.train)
         self._flops = flops_per_token(experiment.model, attention)
         self._attention = "full attention" if attention == 1 else f"{attention:.0%} of attention, within documents"

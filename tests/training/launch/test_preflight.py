@@ -60,7 +60,7 @@ def test_a_checkpoint_has_the_weights_and_two_moments_in_float32(
 
 
 def preflight_with_a_fault(argv: list[str]) -> int:
-    """One process of a job whose ranks are a node each: the last one has too many threads, or a full disk."""
+    """One process of a job with a rank per node: the last has too many threads, or a full disk."""
     config, fault = argv
     launch = read_launch()
     os.environ["SLURMD_NODENAME"] = f"node{launch.rank + 1}"
