@@ -112,8 +112,8 @@ def compute_gradients(
         if mesh is not None:  # every rank decides on the same numbers
             numbers = numbers.nan_to_num(torch.inf, torch.inf, -torch.inf)  # MAX of NaN and a number may be either
             dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
-        mean, length, urgency, total = numbers.tolist()  # waits for the device
-    return StepResult(mean if total else math.nan, length, False, round(urgency), round(total), scale)
+        mean_loss, grad_norm, request, total = numbers.tolist()  # waits for the device
+    return StepResult(mean_loss if total else math.nan, grad_norm, False, round(request), round(total), scale)
 
 
 def update_weights(session: Session, step: StepResult, rate: float) -> None:

@@ -8,6 +8,7 @@ A sample is seq_len + 1 tokens of the training part: the token at a border is in
 order is cached in MODEL/trace: 24 bytes per document, 16 per sample.
 """
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -208,3 +209,8 @@ class Trace:
     def checkpoint_before(self, iteration: int) -> Path | None:
         """The newest checkpoint of a smaller iteration."""
         return next((path for path in checkpoint_folders(self.folder) if iteration_of(path) < iteration), None)
+
+
+if __name__ == "__main__":
+    print("error: this command is `python -m workflow.provenance.trace` now", file=sys.stderr)
+    sys.exit(2)

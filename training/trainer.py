@@ -106,7 +106,7 @@ class Trainer:
     def _blame(self, iteration: int, batches: Sequence[Batch], loss: float) -> None:
         """Name the documents of a bad step, by the weights before its update (a collective call).
 
-        Costs a third of a step, and 0.25 MB per 512 samples: hence limits, in all and recently.
+        It costs a third of a step and 0.25 MB per 512 samples: at most 20 of 100 steps, 100 in all.
         """
         problem = self.guard.problem
         recent = sum(iteration - other < 100 for other in self.blamed)

@@ -155,7 +155,6 @@ def run_preflight(settings: Settings, name: str) -> int:
     Every process of the job calls this.
     """
     launch, folder = read_launch(), settings.model_folder(name)
-
     experiment = settings.experiment(name)
     check = partial(check_layout, launch, experiment.parallel, name)
     with joined(launch, folder, settings.cluster, check) as (world, _):
