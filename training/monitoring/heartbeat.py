@@ -30,7 +30,7 @@ _SIZE = 512  # bytes of the file: a single write replaces all of it
 class Heartbeat:
     """This process's heartbeat file; after `silence` seconds without a beat it dumps the stacks.
 
-    0: never. `job` differs between two jobs and is equal on all ranks of one.
+    With 0 it never does. `job` differs between two jobs and is equal on all ranks of one.
     """
 
     def __init__(self, folder: Path, rank: int, silence: float, job: str) -> None:
