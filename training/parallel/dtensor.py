@@ -1,6 +1,6 @@
 """Whole tensors and the shards that a process holds, for plain tensors and DTensors alike.
 
-PyTorch's module of DTensors takes a second to import: commands that only read files do not wait for it.
+PyTorch's DTensor takes a second to import: commands that only read files do not wait for it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def true_shape(name: str, tensor: Tensor, vocab_size: int) -> torch.Size:
 
 
 def copy_shard_(target: Tensor, whole: Tensor) -> None:
-    """Copy this process's shard of `whole` into `target`; rows missing in `whole` (vocabulary padding) become zero."""
+    """Copy this process's shard of `whole` into `target`; rows missing in `whole` become zero."""
     missing = target.shape[0] - whole.shape[0]
     if missing:
         whole = torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])])
