@@ -44,7 +44,7 @@ _OUT_OF_MEMORY = "extract_memory"
 _SLACK = 1 / 3  # of the memory: how much a child may leak, and how far its limit exceeds the page's
 
 
-# ---------------------------------------------------------------------------------------------- in a worker
+# ------------------------------------------------------------ in a worker
 
 _child: "_Child | None" = None
 """The child of this worker process."""
@@ -121,11 +121,11 @@ def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(f"no network during extraction ({event})")
 
 
-# ---------------------------------------------------------------------------------------------- in a child
+# ------------------------------------------------------------ in a child
 
 
 def _serve(connection: Connection, settings: ScrapeSettings, extractors: Sequence[Extractor], worker: int) -> NoReturn:
-    """Answer each page with (reply, whether this process exits); reply None asks for a fresh child."""
+    """Answer pages with (reply, whether this process exits); reply None: ask a fresh child."""
     die_with_parent(worker)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     for number in (signal.SIGPROF, signal.SIGALRM):

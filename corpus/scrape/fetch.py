@@ -121,7 +121,7 @@ class Fetcher:
             await self._check_robots(url)
         return await self._with_retries(url, PAGE_TYPES)
 
-    # ---------------------------------------------------------------------------------------------- robots.txt
+    # ------------------------------------------------------------ robots.txt
 
     async def _check_robots(self, url: Url) -> None:
         """Raise PageError if robots.txt forbids a URL or cannot be fetched."""
@@ -148,7 +148,7 @@ class Fetcher:
         self.slots.release()
         return answer.body
 
-    # ---------------------------------------------------------------------------------------------- opt-outs
+    # ------------------------------------------------------------ opt-outs
 
     async def judge(self, page: FetchedPage) -> FetchedPage:
         """Set what reserves a page by header or tdmrep.json. The caller must not hold its slot.
@@ -183,7 +183,7 @@ class Fetcher:
             found = None if error.reason == "robots" else error.reason
         return found if isinstance(found, str) else await asyncio.to_thread(parse_tdmrep, found or b"")
 
-    # ---------------------------------------------------------------------------------------------- requests
+    # ------------------------------------------------------------ requests
 
     def _require_contactable(self, host: str) -> None:
         """Raise PageError for a host that must not be contacted; names are checked again after DNS."""

@@ -180,7 +180,7 @@ def to_page_error(error: Exception, url: str) -> PageError:
     return PageError("unexpected")
 
 
-# ------------------------------------------------------------------------------------------------ content codings
+# ------------------------------------------------------------ content codings
 
 
 def decode_body(raw: bytes, encoding: str, max_bytes: int) -> bytes:

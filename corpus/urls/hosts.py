@@ -123,7 +123,7 @@ def ascii_name(name: str) -> str:
     return name.lower() if name.isascii() else idna.encode(name, uts46=True).decode()  # IDNAError is a ValueError
 
 
-# ------------------------------------------------------------------------------------------------ registered domains
+# ------------------------------------------------------------ registered domains
 
 # suffix_list_urls=(), cache_dir=None: never a download, never a lock on a shared home directory
 _SNAPSHOT = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
