@@ -35,7 +35,7 @@ from common.errors import PageError, ToolkitError
 from common.settings import ScrapeSettings
 from corpus.extract.charset import decode
 from corpus.extract.extractors import Extracted, Extractor, extract, load_extractors
-from corpus.scrape.opt_outs import judged_by_headers, meta_opt_out
+from corpus.scrape.opt_outs import check_headers, meta_opt_out
 from corpus.scrape.response import FetchedPage
 
 PAGES_PER_CHILD = 500  # then it is replaced: lxml and the libraries above it leak
@@ -163,7 +163,7 @@ def extract_allowed(page: FetchedPage, settings: ScrapeSettings, extractors: Seq
     """`extract`, if the page has not opted out. Raises PageError with the reason."""
     body, content_type, url = page.body, page.content_type, page.url
     if settings.opt_outs == "obey":
-        reason = judged_by_headers(page, settings).reserved_by or ""
+        reason = check_headers(page, settings).reserved_by or ""
         if not content_type.lower().lstrip().startswith("text/plain"):
             reason = meta_opt_out(decode(body, content_type, url), settings, reason)
         if reason:

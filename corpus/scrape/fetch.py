@@ -1,6 +1,6 @@
-"""Fetch pages politely: robots.txt, opt-outs, one request per host at a time, checked redirects, limits, retries.
+"""Fetch pages politely: robots.txt, opt-outs, one request per host, redirects, limits, retries.
 
-A fetch returns a `FetchedPage` or raises a `PageError` with a named reason, whatever the server sends.
+A fetch returns a `FetchedPage` or raises a `PageError` with a reason, whatever the server sends.
 """
 
 import asyncio
@@ -15,14 +15,13 @@ from yarl import URL
 from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.scrape.network import NO_RESPONSE, AddressOverrides, open_session
-from corpus.scrape.opt_outs import TDMREP_PATH, judged_by_headers, parse_tdmrep
+from corpus.scrape.opt_outs import TDMREP_PATH, check_headers, parse_tdmrep
 from corpus.scrape.response import PAGE_TYPES, FetchedPage, read_response, to_page_error
 from corpus.scrape.robots import PathRules, fetch_file, fetch_robots
 from corpus.urls.hosts import is_private_host, registered_domain
 from corpus.urls.rules import UrlRules
 from corpus.urls.url import Url, parse_url
 
-_NOT_CONTACTABLE = frozenset({"private_host", "no_contact"})  # a redirect to such a host is refused
 _MAX_WAIT = 300.0  # seconds; a host that asks for more (Crawl-delay, Retry-After) is given up
 
 
@@ -37,18 +36,18 @@ class _HostState:
     crawl_delay: float = 0.0
     robots_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     robots: dict[str, PathRules | str] = field(default_factory=dict)
-    """Rules by origin (scheme, host, port), or the reason why nothing of that origin may be fetched."""
+    """By origin (scheme, host, port): its rules, or why nothing of it may be fetched."""
     tdmrep_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     tdmrep: dict[str, PathRules | str] = field(default_factory=dict)
-    """Rules of tdmrep.json by origin, or the reason why they cannot be known."""
+    """By origin: the rules of its tdmrep.json, or why they are unknown."""
     response_count: int = 0
 
 
 class Fetcher:
     """Fetches pages through one session.
 
-    `slots` bounds the pages in memory: each request takes one, and the caller of `fetch` calls `slots.release()` when
-    it is done with the page. This applies back-pressure to fetching when extraction is slow.
+    `slots` bounds the pages in memory: each request takes one, and the caller of `fetch` calls
+    `slots.release()` after the page. This applies back-pressure when extraction is slow.
     """
 
     def __init__(self, settings: ScrapeSettings, rules: UrlRules) -> None:
@@ -56,7 +55,7 @@ class Fetcher:
         self.addresses = AddressOverrides(settings.resolve)
         self.slots = asyncio.Semaphore(settings.concurrency)
         self.response_count = 0
-        """Responses so far, from all hosts: they show that the network is up."""
+        """Responses so far, from all hosts."""
         self._hosts: defaultdict[str, _HostState] = defaultdict(_HostState)  # 20 KB each with a typical robots.txt
         self._stack = AsyncExitStack()
 
@@ -68,11 +67,11 @@ class Fetcher:
         await self._stack.aclose()
 
     async def fetch(self, url: str) -> FetchedPage:
-        """Fetch the page of a URL; redirects are followed and every hop is checked. Raises PageError."""
+        """Fetch the page of a URL, checking every redirect. Raises PageError."""
         try:
             page = replace(await self._follow_redirects(url), requested=url)
             if self.settings.opt_outs == "obey":
-                self.slots.release()  # another request may follow: whoever waits for a slot must not hold one
+                self.slots.release()  # another request may follow; waiting for a slot with one is a deadlock
                 page = await self.judge(page)
                 await self.slots.acquire()
             return page
@@ -98,7 +97,7 @@ class Fetcher:
             try:
                 answer = await self._fetch_if_allowed(target)
             except PageError as error:
-                if visited and error.reason in _NOT_CONTACTABLE:
+                if visited and error.reason in ("private_host", "no_contact"):
                     raise PageError("redirect_refused") from None
                 error.off_site = registered_domain(target.host) != site
                 error.no_response = error.no_response and not visited
@@ -151,12 +150,12 @@ class Fetcher:
     # ------------------------------------------------------------ opt-outs
 
     async def judge(self, page: FetchedPage) -> FetchedPage:
-        """Set what reserves a page by header or tdmrep.json. The caller must not hold its slot.
+        """Set `reserved_by` from headers or tdmrep.json. The caller must not hold the page's slot.
 
-        The file is asked for when the first page of its origin has come: an origin that only redirects is not asked.
-        Raises PageError: `x_robots_tag`, `tdmrep_unreachable`.
+        tdmrep.json is fetched after the first page of an origin: one that only redirects is not
+        asked. Raises PageError: `x_robots_tag`, `tdmrep_unreachable`.
         """
-        page = judged_by_headers(page, self.settings)
+        page = check_headers(page, self.settings)
         if page.reserved_by is not None:
             return page
         sent, target = URL(page.url), parse_url(page.url)
@@ -173,20 +172,20 @@ class Fetcher:
         return replace(page, reserved_by="tdmrep") if not rules.allows(sent.raw_path_qs) else page
 
     async def _fetch_tdmrep(self, origin: str) -> PathRules | str:
-        """The rules of an origin, or why they are unknown. None without the file (4xx), or if robots.txt forbids it."""
+        """The rules of an origin, or why they are unknown; no rules if missing or forbidden."""
         url = parse_url(origin + TDMREP_PATH)
         try:
             if self.settings.obey_robots:
                 await self._check_robots(url)
-            found = await fetch_file(url.text, self._request_file)
+            file = await fetch_file(url.text, self._request_file)
         except PageError as error:  # of robots.txt
-            found = None if error.reason == "robots" else error.reason
-        return found if isinstance(found, str) else await asyncio.to_thread(parse_tdmrep, found or b"")
+            file = b"" if error.reason == "robots" else error.reason
+        return file if isinstance(file, str) else await asyncio.to_thread(parse_tdmrep, file)
 
     # ------------------------------------------------------------ requests
 
     def _require_contactable(self, host: str) -> None:
-        """Raise PageError for a host that must not be contacted; names are checked again after DNS."""
+        """Raise PageError if a host must not be contacted. PublicResolver checks names after DNS."""
         if self.addresses.get(host) is not None:
             return
         if not self.settings.contact:
@@ -195,7 +194,7 @@ class Fetcher:
             raise PageError("private_host")
 
     async def _with_retries(self, url: Url, types: frozenset[str] | None) -> FetchedPage | str:
-        """`_request`, repeated after transient failures; robots.txt (no `types`) also after a time-out."""
+        """`_request` with retries after transient failures; without `types`, after time-outs, too."""
         for attempt in count():
             try:
                 return await self._request(url, types)
@@ -212,13 +211,13 @@ class Fetcher:
         raise AssertionError("unreachable")
 
     async def _request(self, url: Url, types: frozenset[str] | None) -> FetchedPage | str:
-        """One request, when the host is free: a page (which keeps its slot) or the URL of a redirect."""
+        """One request once the host is free: a page, which keeps its slot, or a redirect's URL."""
         self._require_contactable(url.host)
         host, loop = self._hosts[url.host], asyncio.get_running_loop()
         async with host.lock:
             await asyncio.sleep(host.free_at - loop.time())
             await self.slots.acquire()
-            answer: FetchedPage | str | None = None
+            answer: FetchedPage | str = ""
             before = host.response_count
             host.free_at = loop.time() + max(self.settings.host_delay, host.crawl_delay)
             try:

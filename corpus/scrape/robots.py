@@ -3,10 +3,10 @@ r"""Parse and apply robots.txt by RFC 9309.
     rules = parse_robots(b"User-agent: *\nDisallow: /private/\n", "urls-to-gpt2")
     rules.allows("/private/page")    # False
 
-The path is compared as sent. The longest matching pattern decides; Allow wins a tie. No library is used: Protego ends a
-group at an unknown line, treats all invalid UTF-8 as one character, and copies each rule for every agent;
-urllib.robotparser has no wildcards. Where the RFC is silent, this follows Google's parser: misspelt names, a missing
-colon, a partial byte-order mark.
+The path is compared as sent. The longest matching pattern decides; Allow wins a tie. No library is
+used: Protego ends a group at an unknown line, treats all invalid UTF-8 as one character, and copies
+each rule for every agent; urllib.robotparser has no wildcards. Where the RFC is silent, this follows
+Google's parser: misspelt names, a missing colon, a partial byte-order mark.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from corpus.urls.url import Url, parse_url
 _MAX_BYTES = 500 * 1024  # RFC 9309, section 2.5
 _GRAM = 6  # characters that index the rules
 _MAX_REDIRECTS = 5  # RFC 9309, section 2.3.1.2
-_UNREADABLE = frozenset({"timeout", "too_large", "bad_encoding"})  # the host responds, but not with readable rules
+_UNREADABLE = frozenset({"timeout", "too_large", "bad_encoding"})  # the host responds, without readable rules
 _LINE = re.compile(
     r"(?:(?P<agent>user[ \t-]*agents?)|(?P<disallow>dis+al+ow(?:ed)?|diasllow|disallaw)|(?P<allow>allow)"
     r"|(?P<delay>crawl[ \t-]*delay))(?:\s*:|\s+)\s*(?P<value>.*)",
@@ -48,9 +48,10 @@ class _Rule(NamedTuple):
 
 
 class PathRules:
-    """Patterns with `*` and `$` in their order of precedence, and whether each allows: the first that matches decides.
+    """Pairs (pattern with `*` and `$`, whether it allows): the first that matches a path decides.
 
-    Rules are found by the rarest of the strings that a path must contain to match them, so of 24,000 few are tried.
+    A rule is indexed by the rarest string that a path must contain to match it, so of 24,000 rules
+    few are tried.
     """
 
     def __init__(self, patterns: Iterable[tuple[str, bool]], crawl_delay: float = 0.0) -> None:
@@ -77,7 +78,7 @@ class PathRules:
 
 
 def robots_rules(rules: Iterable[tuple[str, bool]], crawl_delay: float = 0.0) -> PathRules:
-    """The rules of one origin for one robot, from pairs (pattern, whether it allows). /robots.txt itself is allowed."""
+    """The rules of one origin for one robot, from pairs (pattern, whether it allows)."""
     patterns: set[tuple[str, bool]] = set()
     for pattern, allow in rules:
         text = _normalize(pattern.removesuffix("$"), "*") + "$" * pattern.endswith("$")
@@ -91,7 +92,7 @@ def robots_rules(rules: Iterable[tuple[str, bool]], crawl_delay: float = 0.0) ->
 
 
 def _grams(parts: list[str]) -> list[str]:
-    """Strings that a path contains if it matches these parts: all of 6 characters, and shorter parts as they are."""
+    """Strings that a path contains if it matches: all of 6 characters, and shorter parts whole."""
     return [part[at : at + _GRAM] for part in parts for at in range(max(1, len(part) - _GRAM + 1))]
 
 
@@ -102,19 +103,19 @@ def _matches(parts: list[str], text: str, to_end: bool) -> bool:
         return False
     position = len(first)
     for number, part in enumerate(others, start=1):
-        last = to_end and number == len(others)
-        found = text.rfind(part, position) if last else text.find(part, position)
-        if found < 0:
+        is_last = to_end and number == len(others)
+        start = text.rfind(part, position) if is_last else text.find(part, position)
+        if start < 0:
             return False
-        position = found + len(part)
+        position = start + len(part)
     return not to_end or position == len(text)
 
 
 def _normalize(text: str, wildcards: str = "") -> str:
     """A path or pattern in the form in which they are compared.
 
-    Characters equivalent to their escapes are unescaped, all others escaped in upper case. `/` and `?` stay as they are
-    in a path, and are unescaped in a query. Bytes that are not UTF-8 are kept.
+    Characters equivalent to their escapes are unescaped, all others escaped in upper case. `/` and
+    `?` stay in a path, and are unescaped in a query. Bytes that are not UTF-8 are kept.
     """
     path, mark, query = text.partition("?")
     unescaped = _unescape(path, "") + mark + _unescape(query, "/?")
@@ -159,37 +160,35 @@ def parse_robots(body: bytes, robot: str) -> PathRules:
 
 
 def _lines(body: bytes) -> list[str]:
-    """The lines of a robots.txt up to the RFC's limit, which are UTF-8, perhaps after a (partial) byte-order mark."""
+    """The lines of a robots.txt up to the RFC's limit, without a (partial) byte-order mark."""
     text = body[:_MAX_BYTES].lstrip(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
     lines = re.split(r"\r\n|\r|\n", text)
     return lines[:-1] if len(body) > _MAX_BYTES else lines  # half a pattern would have another meaning
 
 
 def _match_length(agent: str, robot: str) -> int:
-    """How many characters of an agent line match a robot's name: 0 for `*`, -1 if it does not match."""
+    """How many characters of an agent line match a robot's name; 0 for `*`, -1 if none."""
     name, robot = re.split(r"[\s/]", agent, maxsplit=1)[0].lower(), robot.lower()
     return len(name.replace("*", "")) if name and _matches(name.split("*"), robot, to_end=True) else -1
 
 
 async def fetch_robots(origin: str, robot: str, request: Callable[[Url], Awaitable[bytes | str]]) -> PathRules | str:
-    """The rules of an origin, or the reason why nothing may be fetched. Without a robots.txt (4xx) everything may.
+    """The rules of an origin, or why nothing may be fetched; without a robots.txt (4xx) all may be.
 
     `request` is that of `fetch_file`.
     """
-    found = await fetch_file(f"{origin}/robots.txt", request)
-    if found == "unreachable" or (isinstance(found, bytes) and is_binary(found)):
+    file = await fetch_file(f"{origin}/robots.txt", request)
+    if file == "unreachable" or (isinstance(file, bytes) and is_binary(file)):
         return "robots_unreachable"
-    if isinstance(found, str):
-        return found
-    # 500 KiB take 0.2 s, in which the requests of other hosts go on
-    return await asyncio.to_thread(parse_robots, found or b"", robot)
+    # in a thread: 500 KiB take 0.2 s
+    return file if isinstance(file, str) else await asyncio.to_thread(parse_robots, file, robot)
 
 
-async def fetch_file(location: str, request: Callable[[Url], Awaitable[bytes | str]]) -> bytes | str | None:
-    """A file for robots of an origin; None if it has none (4xx), or why that is unknown.
+async def fetch_file(location: str, request: Callable[[Url], Awaitable[bytes | str]]) -> bytes | str:
+    """A file for robots of an origin, empty if there is none (4xx); or why it is unknown.
 
-    `request` returns a body or the URL of a redirect, or raises PageError. The reasons of an unreachable origin are
-    those of its pages; those of an unreadable or unreachable file are `unreachable`.
+    `request` returns a body or the URL of a redirect, or raises PageError. The reason of an
+    unreachable origin is that of its pages; of an unreadable or unreachable file, `unreachable`.
     """
     for hop in range(_MAX_REDIRECTS + 1):
         try:
@@ -207,4 +206,4 @@ async def fetch_file(location: str, request: Callable[[Url], Awaitable[bytes | s
         if isinstance(answer, bytes):
             return answer
         location = answer
-    return None
+    return b""
