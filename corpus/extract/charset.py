@@ -96,7 +96,7 @@ def _encoding(label: str) -> str | None:
 
 
 def _meta(body: bytes) -> str | None:
-    """The encoding declared by <meta>; UTF-8 if it says UTF-16, as ASCII markup cannot be UTF-16."""
+    """The encoding declared by <meta>; UTF-8 if it says UTF-16, which ASCII markup cannot be."""
     head = body[:_HEAD_BYTES]
     if b"charset" not in head.lower():
         return None

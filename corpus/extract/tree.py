@@ -172,7 +172,7 @@ def _forget_ids(tree: Any) -> None:
 
 
 def _name_frame(tree: Any) -> None:
-    """Wrap the article in an element that trafilatura finds, if none around the paragraphs is."""
+    """Wrap the article in an element that trafilatura recognises, if the page has none."""
     from trafilatura.xpaths import BODY_XPATH
 
     body = tree.find("body")

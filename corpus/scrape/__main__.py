@@ -1,8 +1,8 @@
 """Fetch the pages of a URL list politely, extract their text, and write them in the list's order.
 
-    python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst --config config.yaml --workers 8
-    python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst 'scrape.resolve={"*": 127.0.0.1:8080}'
-    python -m corpus.scrape --warc raw.warc.gz CC-MAIN-*.warc.gz --output pages.jsonl.zst --workers 8
+    python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst --config config.yaml
+    python -m corpus.scrape --urls urls.txt --output p.jsonl 'scrape.resolve={"*": 127.0.0.1:8080}'
+    python -m corpus.scrape --warc raw.warc.gz CC-MAIN-*.warc.gz --output pages.jsonl.zst
 
 The outcome of each URL is kept beside the output (OUTPUT.journal), for this list and later ones: an
 interrupted run resumes, and a finished one fetches only new URLs. When a changed key needs pages

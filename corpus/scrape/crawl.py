@@ -1,11 +1,11 @@
-"""Crawl hosts in parallel and the pages of a host one by one; extract pages and journal every outcome."""
+"""Crawl hosts in parallel, the pages of a host one by one; extract pages and journal outcomes."""
 
 import asyncio
 import resource
 import signal
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -75,19 +75,17 @@ def require_contact(queues: CrawlQueues, cache: OutcomeCache) -> None:
 
 
 async def crawl(queues: CrawlQueues, cache: OutcomeCache, rules: UrlRules, workers: int) -> "Crawl":
-    """Fetch every URL without a usable outcome. SIGTERM and SIGHUP raise SystemExit after a sync."""
+    """Fetch every URL without a valid outcome. SIGTERM and SIGHUP raise SystemExit after a sync."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # idle connections exceed the usual 1,024
-    with _exit_on_signals():
-        async with AsyncExitStack() as stack:
-            fetcher = await stack.enter_async_context(Fetcher(cache.settings, rules))
-            pool = stack.enter_context(Workers(workers))
-            pool.start()  # now: it forks, and later there are threads
-            done = len(queues.refused) + sum(map(cache.is_done, queues.positions()))
-            meter = stack.enter_context(Meter("scrape", "pages", total=len(queues.keys), done=done))
-            run = Crawl(fetcher, pool, cache, meter)
-            await run.crawl(list(queues.queues.values()))
-            return run
+    done = len(queues.refused) + sum(map(cache.is_done, queues.positions()))
+    with _exit_on_signals(), Workers(workers) as pool:
+        pool.start()  # now: it forks, and later there are threads
+        with Meter("scrape", "pages", total=len(queues.keys), done=done) as meter:
+            async with Fetcher(cache.settings, rules) as fetcher:
+                run = Crawl(fetcher, pool, cache, meter)
+                await run.crawl(list(queues.queues.values()))
+                return run
 
 
 class Crawl:
@@ -101,8 +99,10 @@ class Crawl:
         """Positions of known URLs that this list gives up after too many failures of their host."""
         self.fetched = self.extracted_again = 0
         self._unconfirmed: deque[tuple[int, str, dict[str, Any]]] = deque()
-        """Failures without a response, which count once another host responds: the responses before,
-        the URL, its outcome."""
+        """Failures without a response, which count once another host responds.
+
+        The number of responses before it, the URL, its outcome.
+        """
 
     async def crawl(self, queues: Sequence[Sequence[tuple[int, str]]]) -> None:
         """Crawl (position, URL) queues, one per host. Raises OutageError."""
@@ -185,7 +185,7 @@ class Crawl:
     # ------------------------------------------------------------ outcomes
 
     def _record(self, url: str, page: FetchedPage | None, **outcome: Any) -> None:
-        """Archive a page and journal its outcome; no await between, so both files have it or none."""
+        """Archive a page and journal its outcome without await: both files have it or none."""
         size = 0
         if page is not None:
             size = len(page.raw)

@@ -6,7 +6,7 @@ A fetch returns a `FetchedPage` or raises a `PageError` with a reason, whatever 
 import asyncio
 import random
 from collections import defaultdict
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -57,14 +57,13 @@ class Fetcher:
         self.response_count = 0
         """Responses so far, from all hosts."""
         self._hosts: defaultdict[str, _HostState] = defaultdict(_HostState)  # 20 KB each with a typical robots.txt
-        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Fetcher":
-        self._session = await self._stack.enter_async_context(open_session(self.settings, self.rules.allow_private))
+        self._session = open_session(self.settings, self.rules.allow_private)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+        await self._session.close()
 
     async def fetch(self, url: str) -> FetchedPage:
         """Fetch the page of a URL, checking every redirect. Raises PageError."""
@@ -185,7 +184,7 @@ class Fetcher:
     # ------------------------------------------------------------ requests
 
     def _require_contactable(self, host: str) -> None:
-        """Raise PageError if a host must not be contacted. PublicResolver checks names after DNS."""
+        """Raise PageError if a host must not be contacted; PublicResolver checks its address."""
         if self.addresses.get(host) is not None:
             return
         if not self.settings.contact:
@@ -194,7 +193,7 @@ class Fetcher:
             raise PageError("private_host")
 
     async def _with_retries(self, url: Url, types: frozenset[str] | None) -> FetchedPage | str:
-        """`_request` with retries after transient failures; without `types`, after time-outs, too."""
+        """`_request` with retries after transient failures, of a file also after a time-out."""
         for attempt in count():
             try:
                 return await self._request(url, types)

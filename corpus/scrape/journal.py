@@ -1,15 +1,15 @@
 """The journal of a crawl: the outcome of each URL, appended at once and kept with the shard.
 
     OUTPUT.journal         the outcomes of all runs, one JSON object per line
-    OUTPUT.settings.json   the settings that were agreed to (corpus.scrape.outcome_cache)
+    OUTPUT.settings.json   the settings that the user consented to
 
-    {"url": U, "settings": S, "record": {...}, "bytes": 4711, "size": 4711, "date": D}   a page
-    {"url": U, "settings": S, "reason": "http_404"}                                      a failure
-    {"url": U, "settings": S, "reason": "dns", "host_failed": true}       a failure of the whole host
+    {"url": U, "settings": S, "record": {...}, "bytes": 4711, "size": 4711, "date": D}   page
+    {"url": U, "settings": S, "reason": "http_404"}                                      failure
+    {"url": U, "settings": S, "reason": "dns", "host_failed": true}      failure of the host
 
 A redirected page also has `hops`. `settings` are those that the outcome was made with; an outcome
-of another recorded site (their `site`) does not count. A URL is identified by the form in which it
-is requested (no fragment, host in ASCII), so the URL list may change. The last line of a URL counts.
+of another recorded site (their `site`) does not count. A URL is identified by its requested form
+(no fragment, host in ASCII), so the URL list may change. The last line of a URL counts.
 
 Each line is written to the kernel before the next one starts, so kill -9 loses none; `sync` guards
 against a power cut. What follows the last complete line is cut off; the file is never rewritten.
@@ -124,6 +124,6 @@ class Journal:
             write_json(self.settings_path, self.settings)
 
     def forget_run(self) -> None:
-        """Drop the lines appended since the journal was opened: the next run tries these URLs again."""
+        """Drop the lines appended since opening: the next run tries these URLs again."""
         self._file.seek(self._opened)
         self._file.truncate()

@@ -103,7 +103,7 @@ class AddressOverrides:
 
 
 class _Handler(ResponseHandler):
-    """Gives the bytes of a response to aiohttp's parser in pieces that end with a head's blank line.
+    """Passes the bytes of a response to aiohttp's parser in pieces that end with a blank line.
 
     The parser loses a whole response if its head comes in one piece with bytes after its end. Other
     bytes after the end are ignored, as in browsers.
@@ -118,7 +118,7 @@ class _Handler(ResponseHandler):
 
 
 def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.ClientSession:
-    """One session for the whole run: persistent connections, cached DNS, verified TLS, no cookies."""
+    """One session per run: persistent connections, cached DNS, verified TLS, no cookies."""
     contact = f" ({settings.contact})" if settings.contact else ""
     connector = aiohttp.TCPConnector(
         limit=settings.concurrency,

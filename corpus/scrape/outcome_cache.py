@@ -43,9 +43,9 @@ def outcome_settings(settings: ScrapeSettings) -> OutcomeSettings:
 
 
 class OutcomeCache:
-    """The journal and the archive of a shard under today's settings. `keys` are the URLs' `key_of`.
+    """The journal and the archive of a shard under today's settings.
 
-    A position is that of a URL in `keys`.
+    A position is that of a URL in `keys`, their `key_of`.
     """
 
     def __init__(

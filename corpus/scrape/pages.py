@@ -1,4 +1,4 @@
-"""The outcomes of a scrape, from the network or from WARC files: shard, rejects, figures per host."""
+"""The outcomes of a scrape, from the network or WARC files: shard, rejects, figures per host."""
 
 from base64 import b32encode
 from collections import Counter

@@ -5,7 +5,7 @@ r"""Parse and apply robots.txt by RFC 9309.
 
 The path is compared as sent. The longest matching pattern decides; Allow wins a tie. No library is
 used: Protego ends a group at an unknown line, treats all invalid UTF-8 as one character, and copies
-each rule for every agent; urllib.robotparser has no wildcards. Where the RFC is silent, this follows
+each rule for every agent; urllib.robotparser has no wildcards. Where the RFC is silent, we follow
 Google's parser: misspelt names, a missing colon, a partial byte-order mark.
 """
 
@@ -92,7 +92,7 @@ def robots_rules(rules: Iterable[tuple[str, bool]], crawl_delay: float = 0.0) ->
 
 
 def _grams(parts: list[str]) -> list[str]:
-    """Strings that a path contains if it matches: all of 6 characters, and shorter parts whole."""
+    """Strings that a matching path contains: all of 6 characters, and shorter parts whole."""
     return [part[at : at + _GRAM] for part in parts for at in range(max(1, len(part) - _GRAM + 1))]
 
 

@@ -1,4 +1,4 @@
-"""Readers of text: whole files, JSON lines, WikiExtractor's output, CSV; and the document of one JSON object."""
+"""Readers of text: whole files, JSON lines, WikiExtractor's output, CSV."""
 
 import csv
 import html
@@ -31,7 +31,7 @@ _OWN = ("id", "url", "title")  # keys of JSON objects that have their place in a
 
 
 def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Outcome]:
-    """The one document of a text file, dropped as `encoding`, `long` or `binary` if it is none; `bad` counts files."""
+    """The document of a text file, or a drop: `encoding`, `long`, `binary`. `bad` counts files."""
     bad.lines += 1
     try:
         yield {"text": file_text(path, LONGEST_LINE, source.encoding), "origin": f"{path}:1"}
@@ -50,9 +50,9 @@ def read_jsonl(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Do
 
 
 def read_csv(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The rows of a file of values with a header, separated by what the header has most of: comma, semicolon or tab.
+    """The rows of a file with a header, whose most frequent of comma, semicolon and tab separates.
 
-    Raises InputError for a header without the text's column, and where the quotes do not match.
+    Raises InputError for a header without the text's column, and for unbalanced quotes.
     """
     csv.field_size_limit(LONGEST_LINE)  # the default is 131,072 characters
     blocks = read_blocks(path, longest=LONGEST_LINE, encoding=source.encoding)
@@ -80,7 +80,7 @@ def read_csv(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Docu
 
 
 def read_wikiextractor(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The articles of a WikiExtractor file in either of its formats, without the line that repeats the title."""
+    """The articles of a WikiExtractor file in either format, without the repeated title."""
     head: tuple[str, Document] | None = None
     lines: list[bytes] = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -116,23 +116,20 @@ def read_wikiextractor(path: Path, source: SourceSettings, bad: BadLines) -> Ite
 
 
 def read_record(line: bytes, where: str, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """Yield the document of a JSON object; a bad one is counted in `bad` at `where`."""
+    """Yield the document of a JSON object; counts a bad one in `bad`."""
     bad.lines += 1
-    found = read_object(line, where, [source.text_key], source.skip_keys)
-    if isinstance(found, str):
-        bad.add(f"{where}: {found}")
+    given = read_object(line, where, [source.text_key], source.skip_keys)
+    if isinstance(given, str):
+        bad.add(f"{where}: {given}")
         return
-    further = {key: value for key, value in found.items() if key not in (*_OWN, source.text_key)}
+    further = {key: value for key, value in given.items() if key not in (*_OWN, source.text_key)}
     if (size := _size(further)) > _MAX_META:
         largest = max(further, key=lambda key: _size(further[key]))
         bad.add(f"{where}: {size:,} bytes in further keys, more than {_MAX_META:,}; name {largest!r} under skip_keys")
         return
-    named = {"source_id": found.get("id"), "url": found.get("url"), "title": found.get("title")}
-    document = {
-        "text": found[source.text_key],
-        "origin": where,
-        **{key: str(value) for key, value in named.items() if value is not None},
-    }
+    named = {"source_id": given.get("id"), "url": given.get("url"), "title": given.get("title")}
+    document = {"text": given[source.text_key], "origin": where}
+    document |= {key: str(value) for key, value in named.items() if value is not None}
     meta = further.pop("meta") if isinstance(further.get("meta"), dict) else {}
     yield {**document, "meta": meta | further} if meta or further else document
 

@@ -4,10 +4,10 @@
     is_private_address("64:ff9b::7f00:1")   # True: 127.0.0.1 behind NAT64
     registered_domain("www.example.co.uk")  # example.co.uk
 
-The tables follow IANA's special-purpose registries. They are spelled out because `ipaddress` covers fewer networks, and
-different ones in each Python release. Registered domains follow the ICANN section of the public suffix list
-(publicsuffix.org/list) in the snapshot bundled with tldextract; matching its rules by set lookups takes a tenth of the
-time of `TLDExtract`, which matters for lists with millions of hosts.
+The tables follow IANA's special-purpose registries; `ipaddress` covers fewer networks, and
+different ones in each Python release. Registered domains follow the ICANN section of the public
+suffix list (publicsuffix.org/list) in tldextract's snapshot; set lookups take a tenth of the time
+of `TLDExtract`, which matters for millions of hosts.
 """
 
 import ipaddress
@@ -42,7 +42,7 @@ _NOT_PUBLIC_V4 = tuple(
         "240.0.0.0/4",  # reserved; broadcast
     )
 )
-# Global unicast. Everything outside is not public: loopback, unique-local, link-local, site-local, discard-only, SRv6,
+# Global unicast. Outside are loopback, unique-local, link-local, site-local, discard-only, SRv6,
 # multicast, and blocks that IANA has not allocated yet.
 _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
 _NOT_PUBLIC_V6 = tuple(
@@ -67,7 +67,7 @@ _ISATAP = frozenset({0x00005EFE, 0x02005EFE})  # RFC 5214: bits 64 to 95, before
 
 
 def is_private_address(address: str) -> bool:
-    """Whether an IP address is not public. An IPv4 address embedded in an IPv6 address is judged as IPv4.
+    """Whether an IP address is not public; an IPv4 address inside an IPv6 address counts as IPv4.
 
     Raises ValueError if `address` is not an IP address.
     """
@@ -95,7 +95,7 @@ def is_address(host: str) -> bool:
 
 
 def is_private_host(host: str) -> bool:
-    """Whether a normalised host is a non-public address, or a name without a public address (`localhost`)."""
+    """Whether a normalised host is a non-public address or a local name (`localhost`)."""
     if is_address(host):
         return is_private_address(host)
     return host in _LOCAL_NAMES or host.endswith(_LOCAL_ENDINGS)
@@ -119,7 +119,7 @@ def ascii_host(host: str) -> str:
 
 
 def ascii_name(name: str) -> str:
-    """Lower-case and IDNA-encode a name. Raises ValueError if that fails; `ascii_host` also checks the syntax."""
+    """Lower-case and IDNA-encode a name. Raises ValueError if that fails."""
     return name.lower() if name.isascii() else idna.encode(name, uts46=True).decode()  # IDNAError is a ValueError
 
 
@@ -141,14 +141,14 @@ def _rules() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
 
 
 def is_public_suffix(host: str) -> bool:
-    """Whether domains are registered directly below an ASCII host (`com`, `co.uk`). True for any name without a dot."""
+    """Whether domains are registered directly below an ASCII host (`com`, `co.uk`, any label)."""
     suffixes, wildcards, exceptions = _rules()
     parent = host.partition(".")[2]
     return host not in exceptions and (not parent or host in suffixes or parent in wildcards)
 
 
 def registered_domain(host: str) -> str:
-    """The registered domain of an ASCII host; the host itself if it is an address or a public suffix.
+    """The registered domain of an ASCII host; the host if it is an address or a public suffix.
 
     A top-level domain missing from the list counts as a public suffix (the list's default rule).
     """
