@@ -6,6 +6,7 @@ A fetch returns a `FetchedPage` or raises a `PageError` with a reason, whatever 
 import asyncio
 import random
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -34,13 +35,17 @@ class _HostState:
     free_at: float = 0.0
     """When the next request may start, on the loop's clock."""
     crawl_delay: float = 0.0
-    robots_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    robots: dict[str, PathRules | str] = field(default_factory=dict)
-    """By origin (scheme, host, port): its rules, or why nothing of it may be fetched."""
-    tdmrep_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    tdmrep: dict[str, PathRules | str] = field(default_factory=dict)
-    """By origin: the rules of its tdmrep.json, or why they are unknown."""
     response_count: int = 0
+
+
+@dataclass
+class _OriginFile:
+    """The robots.txt or tdmrep.json of an origin (scheme, host, port)."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it is fetched."""
+    rules: PathRules | str | None = None
+    """Its rules, or why they are unknown; None until it was fetched."""
 
 
 class Fetcher:
@@ -56,7 +61,8 @@ class Fetcher:
         self.slots = asyncio.Semaphore(settings.concurrency)
         self.response_count = 0
         """Responses so far, from all hosts."""
-        self._hosts: defaultdict[str, _HostState] = defaultdict(_HostState)  # 20 KB each with a typical robots.txt
+        self._hosts: defaultdict[str, _HostState] = defaultdict(_HostState)
+        self._files: defaultdict[str, _OriginFile] = defaultdict(_OriginFile)  # 20 KB each, typically
 
     async def __aenter__(self) -> "Fetcher":
         self._session = open_session(self.settings, self.rules.allow_private)
@@ -94,7 +100,9 @@ class Fetcher:
         visited: dict[str, None] = {}  # in order
         for _ in range(self.settings.max_redirects + 1):
             try:
-                answer = await self._fetch_if_allowed(target)
+                if self.settings.obey_robots:
+                    await self._check_robots(target)
+                answer = await self._with_retries(target, PAGE_TYPES)
             except PageError as error:
                 if visited and error.reason in ("private_host", "no_contact"):
                     raise PageError("redirect_refused") from None
@@ -113,24 +121,25 @@ class Fetcher:
                 raise PageError("redirect_loop")
         raise PageError("too_many_redirects")
 
-    async def _fetch_if_allowed(self, url: Url) -> FetchedPage | str:
-        """A page, or the URL of a redirect, if robots.txt allows the request."""
-        if self.settings.obey_robots:
-            await self._check_robots(url)
-        return await self._with_retries(url, PAGE_TYPES)
-
     # ------------------------------------------------------------ robots.txt
+
+    async def _rules(self, url: str, fetch: Callable[[], Awaitable[PathRules | str]]) -> PathRules | str:
+        """The rules of an origin's file, fetched once, or why they are unknown."""
+        file = self._files[url]
+        async with file.lock:
+            if file.rules is None:
+                file.rules = await fetch()
+        return file.rules
 
     async def _check_robots(self, url: Url) -> None:
         """Raise PageError if robots.txt forbids a URL or cannot be fetched."""
         host, sent = self._hosts[url.host], URL(url.text)
-        origin = str(sent.origin())
-        async with host.robots_lock:
-            if origin not in host.robots:
-                robots = await fetch_robots(origin, self.settings.robot_token, self._request_file)
-                host.robots[origin] = robots
-                host.crawl_delay = max(host.crawl_delay, 0.0 if isinstance(robots, str) else robots.crawl_delay)
-        robots = "crawl_delay" if host.crawl_delay > _MAX_WAIT else host.robots[origin]
+        location, name = f"{sent.origin()}/robots.txt", self.settings.robot_token
+        robots = await self._rules(location, lambda: fetch_robots(location, name, self._request_file))
+        if isinstance(robots, PathRules):
+            host.crawl_delay = max(host.crawl_delay, robots.crawl_delay)
+        if host.crawl_delay > _MAX_WAIT:
+            raise PageError("crawl_delay")
         if isinstance(robots, str):
             error = PageError(robots)
             error.no_response = robots in NO_RESPONSE or (robots == "robots_unreachable" and not host.response_count)
@@ -157,22 +166,18 @@ class Fetcher:
         page = check_headers(page, self.settings)
         if page.reserved_by is not None:
             return page
-        sent, target = URL(page.url), parse_url(page.url)
-        host, origin = self._hosts[target.host], str(sent.origin())
-        async with host.tdmrep_lock:
-            if origin not in host.tdmrep:
-                host.tdmrep[origin] = await self._fetch_tdmrep(origin)
-        rules = host.tdmrep[origin]
+        sent, host = URL(page.url), parse_url(page.url).host
+        location = parse_url(f"{sent.origin()}{TDMREP_PATH}")
+        rules = await self._rules(location.text, lambda: self._fetch_tdmrep(location))
         if isinstance(rules, str):
             error = PageError("tdmrep_unreachable")
-            error.no_response = rules in NO_RESPONSE or not host.response_count
-            error.off_site = registered_domain(target.host) != registered_domain(parse_url(page.requested).host)
+            error.no_response = rules in NO_RESPONSE or not self._hosts[host].response_count
+            error.off_site = registered_domain(host) != registered_domain(parse_url(page.requested).host)
             raise error
-        return replace(page, reserved_by="tdmrep") if not rules.allows(sent.raw_path_qs) else page
+        return page if rules.allows(sent.raw_path_qs) else replace(page, reserved_by="tdmrep")
 
-    async def _fetch_tdmrep(self, origin: str) -> PathRules | str:
-        """The rules of an origin, or why they are unknown; no rules if missing or forbidden."""
-        url = parse_url(origin + TDMREP_PATH)
+    async def _fetch_tdmrep(self, url: Url) -> PathRules | str:
+        """The rules of a tdmrep.json, or why they are unknown; no rules if missing or forbidden."""
         try:
             if self.settings.obey_robots:
                 await self._check_robots(url)
@@ -182,15 +187,6 @@ class Fetcher:
         return file if isinstance(file, str) else await asyncio.to_thread(parse_tdmrep, file)
 
     # ------------------------------------------------------------ requests
-
-    def _require_contactable(self, host: str) -> None:
-        """Raise PageError if a host must not be contacted; PublicResolver checks its address."""
-        if self.addresses.get(host) is not None:
-            return
-        if not self.settings.contact:
-            raise PageError("no_contact")
-        if is_private_host(host) and not self.rules.allow_private:
-            raise PageError("private_host")
 
     async def _with_retries(self, url: Url, types: frozenset[str] | None) -> FetchedPage | str:
         """`_request` with retries after transient failures, of a file also after a time-out."""
@@ -211,7 +207,11 @@ class Fetcher:
 
     async def _request(self, url: Url, types: frozenset[str] | None) -> FetchedPage | str:
         """One request once the host is free: a page, which keeps its slot, or a redirect's URL."""
-        self._require_contactable(url.host)
+        if self.addresses.get(url.host) is None:
+            if not self.settings.contact:
+                raise PageError("no_contact")
+            if is_private_host(url.host) and not self.rules.allow_private:  # PublicResolver checks names
+                raise PageError("private_host")
         host, loop = self._hosts[url.host], asyncio.get_running_loop()
         async with host.lock:
             await asyncio.sleep(host.free_at - loop.time())
@@ -220,8 +220,14 @@ class Fetcher:
             before = host.response_count
             host.free_at = loop.time() + max(self.settings.host_delay, host.crawl_delay)
             try:
-                async with asyncio.timeout(self.settings.page_timeout):
-                    answer = await self._exchange(url, types)
+                target, headers = self.addresses.target(url)
+                async with (
+                    asyncio.timeout(self.settings.page_timeout),
+                    self._session.get(target, headers=headers, allow_redirects=False) as response,
+                ):
+                    self.response_count += 1
+                    host.response_count += 1
+                    answer = await read_response(response, url, types, self.settings.max_bytes)
             except Exception as error:
                 page_error = error if isinstance(error, PageError) else to_page_error(error, url.text)
                 page_error.no_response = page_error.reason in NO_RESPONSE and host.response_count == before
@@ -230,11 +236,3 @@ class Fetcher:
                 if not isinstance(answer, FetchedPage):
                     self.slots.release()
         return answer
-
-    async def _exchange(self, url: Url, types: frozenset[str] | None) -> FetchedPage | str:
-        """Send one request and read its response."""
-        target, headers = self.addresses.target(url)
-        async with self._session.get(target, headers=headers, allow_redirects=False) as response:
-            self.response_count += 1
-            self._hosts[url.host].response_count += 1
-            return await read_response(response, url, types, self.settings.max_bytes)

@@ -74,7 +74,10 @@ async def read_response(
     and for a body of more than `max_bytes`, as sent or decoded.
     """
     if response.status in _REDIRECTS and "Location" in response.headers:
-        return _redirect_target(url, response.headers["Location"])
+        try:
+            return str(URL(url.text).join(URL(response.headers["Location"])))
+        except ValueError:
+            raise PageError("redirect_refused") from None
     if response.status not in (200, 203):
         transient = response.status == 429 or response.status >= 500
         raise PageError(f"http_{response.status}", transient=transient, wait=_retry_after(response))
@@ -138,14 +141,6 @@ def unframed(raw: bytes, headers: Iterable[tuple[str, str]]) -> tuple[bytes, str
     if framing := _values(headers, "transfer-encoding"):
         raw = ChunkedDataReader(BytesIO(_TRAILERS.sub(b"\r\n0\r\n\r\n", raw))).read()
     return raw, f"{_values(headers, 'content-encoding')}, {framing}"
-
-
-def _redirect_target(url: Url, location: str) -> str:
-    """The absolute URL of a redirect."""
-    try:
-        return str(URL(url.text).join(URL(location)))
-    except ValueError:
-        raise PageError("redirect_refused") from None
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float:

@@ -36,15 +36,12 @@ _EQUIVALENT = "!&'()+,;=:@~"  # equivalent to their escapes, like letters, digit
 
 
 class _Rule(NamedTuple):
-    """A pattern and whether it allows."""
+    """A normalised pattern, split at each `*`; `to_end` if it ends with `$`."""
 
     rank: int
-    """Its position in the order of precedence."""
     allow: bool
     parts: list[str]
-    """The normalised pattern, split at each `*`."""
     to_end: bool
-    """Whether the pattern ends with `$`."""
 
 
 class PathRules:
@@ -97,7 +94,7 @@ def _grams(parts: list[str]) -> list[str]:
 
 
 def _matches(parts: list[str], text: str, to_end: bool) -> bool:
-    """Whether a text starts with (`to_end`: equals) the parts in order, with anything between them."""
+    """Whether a text starts with the parts in order, with anything between; `to_end`: equals."""
     first, *others = parts
     if not text.startswith(first):
         return False
@@ -135,7 +132,7 @@ def _unescape(text: str, more: str) -> str:
 
 
 def parse_robots(body: bytes, robot: str) -> PathRules:
-    """The rules for `robot` (a product token): all groups that match its name best, or those for `*`."""
+    """The rules for `robot` (a product token): of all groups that match its name best, or `*`."""
     rules: defaultdict[int, list[tuple[str, bool]]] = defaultdict(list)
     delays: defaultdict[int, float] = defaultdict(float)
     group = best = -1  # the best match among the agents of the current group, and of all groups
@@ -172,12 +169,12 @@ def _match_length(agent: str, robot: str) -> int:
     return len(name.replace("*", "")) if name and _matches(name.split("*"), robot, to_end=True) else -1
 
 
-async def fetch_robots(origin: str, robot: str, request: Callable[[Url], Awaitable[bytes | str]]) -> PathRules | str:
-    """The rules of an origin, or why nothing may be fetched; without a robots.txt (4xx) all may be.
+async def fetch_robots(location: str, robot: str, request: Callable[[Url], Awaitable[bytes | str]]) -> PathRules | str:
+    """The rules of a robots.txt, or why nothing may be fetched; without it (4xx) all may be.
 
     `request` is that of `fetch_file`.
     """
-    file = await fetch_file(f"{origin}/robots.txt", request)
+    file = await fetch_file(location, request)
     if file == "unreachable" or (isinstance(file, bytes) and is_binary(file)):
         return "robots_unreachable"
     # in a thread: 500 KiB take 0.2 s

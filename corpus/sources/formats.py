@@ -1,6 +1,7 @@
 """The formats of existing text, recognised by content and name, and their readers.
 
-A new format is a reader in this package, a row of FORMATS and, if its files begin alike, one of _BEGINS.
+A new format is a reader in this package, a row of FORMATS and, if its files begin alike, a row of
+_BEGINS.
 """
 
 import codecs

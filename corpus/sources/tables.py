@@ -23,7 +23,7 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"  # the last message of a stream
 
 
 def read_parquet(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The rows of a Parquet file. Raises InputError for a damaged file and a column that does not fit."""
+    """The rows of a Parquet file. Raises InputError for damage and for an unusable column."""
     yield from _rows(path, _parquet_batches(path, source), source, bad)
 
 

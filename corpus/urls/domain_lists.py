@@ -110,9 +110,10 @@ def _entries(line: str) -> list[str]:
 
 def _is_ip(word: str) -> bool:
     try:
-        return word == "0" or bool(ipaddress.ip_address(word))  # 0: short for 0.0.0.0
+        ipaddress.ip_address("0.0.0.0" if word == "0" else word)
     except ValueError:
         return False
+    return True
 
 
 def _host_or_name(entry: str) -> str:

@@ -22,47 +22,38 @@ _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _LOCAL_NAMES = ("localhost", "local", "internal", "home.arpa")
 _LOCAL_ENDINGS = tuple("." + name for name in _LOCAL_NAMES)
 
-_NOT_PUBLIC_V4 = tuple(
-    ipaddress.IPv4Network(network)
-    for network in (
-        "0.0.0.0/8",  # this network
-        "10.0.0.0/8",  # private
-        "100.64.0.0/10",  # carrier-grade NAT
-        "127.0.0.0/8",  # loopback
-        "169.254.0.0/16",  # link-local; cloud metadata services
-        "172.16.0.0/12",  # private
-        "192.0.0.0/24",  # IETF protocols
-        "192.0.2.0/24",  # documentation
-        "192.88.99.0/24",  # 6to4 relays, withdrawn
-        "192.168.0.0/16",  # private
-        "198.18.0.0/15",  # benchmarks
-        "198.51.100.0/24",  # documentation
-        "203.0.113.0/24",  # documentation
-        "224.0.0.0/4",  # multicast
-        "240.0.0.0/4",  # reserved; broadcast
-    )
+
+def _networks(*names: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    return tuple(map(ipaddress.ip_network, names))
+
+
+_NOT_PUBLIC_V4 = _networks(
+    "0.0.0.0/8",  # this network
+    "10.0.0.0/8",  # private
+    "100.64.0.0/10",  # carrier-grade NAT
+    "127.0.0.0/8",  # loopback
+    "169.254.0.0/16",  # link-local; cloud metadata services
+    "172.16.0.0/12",  # private
+    "192.0.0.0/24",  # IETF protocols
+    "192.0.2.0/24",  # documentation
+    "192.88.99.0/24",  # 6to4 relays, withdrawn
+    "192.168.0.0/16",  # private
+    "198.18.0.0/15",  # benchmarks
+    "198.51.100.0/24",  # documentation
+    "203.0.113.0/24",  # documentation
+    "224.0.0.0/4",  # multicast
+    "240.0.0.0/4",  # reserved; broadcast
 )
 # Global unicast. Outside are loopback, unique-local, link-local, site-local, discard-only, SRv6,
 # multicast, and blocks that IANA has not allocated yet.
 _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
-_NOT_PUBLIC_V6 = tuple(
-    ipaddress.IPv6Network(network)
-    for network in (
-        "2001::/23",  # IETF protocols: Teredo, benchmarks, ORCHID
-        "2001:db8::/32",  # documentation
-        "3fff::/20",  # documentation
-    )
+_NOT_PUBLIC_V6 = _networks(
+    "2001::/23",  # IETF protocols: Teredo, benchmarks, ORCHID
+    "2001:db8::/32",  # documentation
+    "3fff::/20",  # documentation
 )
-# IPv6 networks whose addresses embed an IPv4 address, and the number of bits after it
-_EMBEDDED_V4 = tuple(
-    (ipaddress.IPv6Network(network), shift)
-    for network, shift in (
-        ("::/96", 0),  # IPv4-compatible
-        ("::ffff:0:0/96", 0),  # IPv4-mapped
-        ("64:ff9b::/96", 0),  # NAT64
-        ("2002::/16", 80),  # 6to4
-    )
-)
+# IPv6 networks whose addresses end with an IPv4 address: IPv4-compatible, IPv4-mapped, NAT64
+_EMBEDDED_V4 = _networks("::/96", "::ffff:0:0/96", "64:ff9b::/96")
 _ISATAP = frozenset({0x00005EFE, 0x02005EFE})  # RFC 5214: bits 64 to 95, before an IPv4 address
 
 
@@ -76,17 +67,14 @@ def is_private_address(address: str) -> bool:
         return any(ip in network for network in _NOT_PUBLIC_V4)
     if ip.scope_id is not None:  # zones are local to one machine
         return True
-    for network, shift in _EMBEDDED_V4:
-        if ip in network:
-            return _embeds_private_v4(ip, shift)
-    if (int(ip) >> 32) & 0xFFFFFFFF in _ISATAP and _embeds_private_v4(ip, 0):
+    if ip.sixtofour:
+        return is_private_address(str(ip.sixtofour))
+    last = str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
+    if any(ip in network for network in _EMBEDDED_V4):
+        return is_private_address(last)
+    if (int(ip) >> 32) & 0xFFFFFFFF in _ISATAP and is_private_address(last):
         return True
     return ip not in _PUBLIC_V6 or any(ip in network for network in _NOT_PUBLIC_V6)
-
-
-def _embeds_private_v4(ip: ipaddress.IPv6Address, shift: int) -> bool:
-    """Whether the IPv4 address that ends `shift` bits before the end is not public."""
-    return is_private_address(str(ipaddress.IPv4Address((int(ip) >> shift) & 0xFFFFFFFF)))
 
 
 def is_address(host: str) -> bool:

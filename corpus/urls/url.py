@@ -66,7 +66,7 @@ class Url(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The URL as requested: host in ASCII, no dot segments, no fragment, otherwise as given."""
+        """The URL as requested: host in ASCII, no dot segments or fragment, otherwise as given."""
         return f"{self.site}{self.path}?{self.query}" if self.query else self.site + self.path
 
     @property

@@ -68,7 +68,7 @@ def answered(*answers: bytes | str) -> PathRules | str:
             raise PageError(answer[1:])
         return answer
 
-    return asyncio.run(fetch_robots("http://one.example", ROBOT, ask))
+    return asyncio.run(fetch_robots("http://one.example/robots.txt", ROBOT, ask))
 
 
 def test_what_cannot_be_read_closes_the_host_and_what_is_missing_forbids_nothing() -> None:
