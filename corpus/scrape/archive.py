@@ -38,9 +38,9 @@ _HTTP = StatusAndHeadersParser([], verify=False)
 def read_pages(path: Path, max_bytes: int, texts: bool = False) -> Iterator[tuple[str, FetchedPage | Outcome | str]]:
     """Yield the URL of every response of a WARC file, and its page or why it has none.
 
-    A damaged record of a compressed file (`damaged`) costs only itself. With `texts`, each
-    `conversion` record, of which WET files consist, is yielded as a document. Raises InputError for
-    a file that is not WARC, is truncated, or is damaged in another way.
+    A damaged record of a compressed file (`damaged`) costs only itself. With `texts`, documents of
+    WET files (`conversion` records) are yielded, too. Raises InputError for a file that is not
+    WARC, is truncated, or is damaged in another way.
     """
 
     def parse(record: Any) -> tuple[str, FetchedPage | Outcome | str] | None:
@@ -86,21 +86,21 @@ def parse_request(record: Any) -> str | None:
 
 def parse_response(record: Any, max_bytes: int) -> tuple[str, FetchedPage | str]:
     """The requested URL of a `response` record, and its page or why it has none."""
-    url = record.rec_headers.get_header("WARC-Target-URI", "")
-    requested = record.rec_headers.get_header(REQUESTED_HEADER, url)
+    requested = parse_request(record) or ""
     try:
-        return requested, _page(record, url, requested, max_bytes)
+        return requested, _page(record, requested, max_bytes)
     except PageError as error:
         return requested, error.reason
     except (EOFError, ValueError):
         return requested, "bad_response"
 
 
-def _page(record: Any, url: str, requested: str, max_bytes: int) -> FetchedPage:
+def _page(record: Any, requested: str, max_bytes: int) -> FetchedPage:
     """The page of a record, by the rules of a crawl.
 
     Raises PageError; EOFError or ValueError if it is not HTTP.
     """
+    url = record.rec_headers.get_header("WARC-Target-URI", "")
     if not url.startswith(("http:", "https:")):
         raise PageError("scheme")  # dns:, whois:
     http = _HTTP.parse(record.raw_stream)
@@ -151,7 +151,7 @@ def write_records(archive: Path, responses: Mapping[str, int]) -> None:
 
 
 def _is_torn_first(file: IO[bytes]) -> bool:
-    """Whether a file without a complete record is the torn first one: short, perhaps with zeros."""
+    """Whether a file without a complete record is a torn first record, perhaps with zeros."""
     first = file.read(_FIRST)
     if any(block.strip(b"\0") for block in iter(partial(file.read, 1 << 20), b"")):
         return False
@@ -218,7 +218,7 @@ class Archive:
         return end
 
     def _open(self) -> IO[bytes]:
-        """Open the file to append to; a new one begins with a warcinfo record."""
+        """Open the file to append to; a new file begins with a warcinfo record."""
         self._file = open(self.path, "ab")  # noqa: SIM115 - closed by __exit__
         self._writer = WARCWriter(self._file, gzip=True)
         if self._file.tell() == 0:

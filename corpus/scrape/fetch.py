@@ -76,7 +76,7 @@ class Fetcher:
         try:
             page = replace(await self._follow_redirects(url), requested=url)
             if self.settings.opt_outs == "obey":
-                self.slots.release()  # another request may follow; waiting for a slot with one is a deadlock
+                self.slots.release()  # a request may follow; holding a slot while waiting for one is a deadlock
                 page = await self.judge(page)
                 await self.slots.acquire()
             return page
@@ -189,7 +189,7 @@ class Fetcher:
     # ------------------------------------------------------------ requests
 
     async def _with_retries(self, url: Url, types: frozenset[str] | None) -> FetchedPage | str:
-        """`_request` with retries after transient failures, of a file also after a time-out."""
+        """`_request`, again after transient failures; without `types` also after a time-out."""
         for attempt in count():
             try:
                 return await self._request(url, types)

@@ -98,7 +98,7 @@ class Journal:
             warn(f"{self.path}: {damaged} damaged lines are left out")
 
     def append(self, url: str, **outcome: Any) -> None:
-        """Append the outcome of a URL, made with today's settings; the keys are those of a line."""
+        """Append a line: the outcome of a URL, made with today's settings."""
         entry = {"url": key_of(url), "settings": self.settings, **outcome}
         self._file.write(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE))
         self._file.flush()
@@ -120,8 +120,7 @@ class Journal:
 
     def accept_settings(self) -> None:
         """Write today's settings to OUTPUT.settings.json."""
-        if self.accepted_settings() != self.settings:
-            write_json(self.settings_path, self.settings)
+        write_json(self.settings_path, self.settings)
 
     def forget_run(self) -> None:
         """Drop the lines appended since opening: the next run tries these URLs again."""

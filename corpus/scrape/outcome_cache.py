@@ -64,7 +64,7 @@ class OutcomeCache:
         return self.journal.known.get(self._keys[position], {})
 
     def reason(self, position: int) -> str:
-        """`ok` for a page (`plain` for plain text), a failure's reason, or "" for an unknown URL."""
+        """`ok` for a page (`plain` for plain text), a failure's reason, "" for an unknown URL."""
         entry = self.known(position)
         if "record" in entry:
             return "plain" if entry["record"]["extractor"] == "plain" else "ok"

@@ -207,7 +207,7 @@ def _streams(raw: bytes, cap: int, wbits: int | None, following: re.Pattern[byte
     """Decode concatenated streams, and stop beyond the cap. Raises PageError if one is truncated.
 
     They are zlib's with these `wbits`, or zstd frames if None. `following` matches the beginning of
-    another one.
+    the next stream.
     """
     frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
     piece = _ZSTD_PIECE if wbits is None else _PIECE

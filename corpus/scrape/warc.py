@@ -52,7 +52,7 @@ class _Members:
         head = os.pread(file.fileno(), 8, 0)
         size = int.from_bytes(head[4:], "little") if head.startswith(_DICTIONARY) else 0
         words = os.pread(file.fileno(), size, len(head))
-        with suppress(zstandard.ZstdError):  # without it, frames are damaged
+        with suppress(zstandard.ZstdError):  # without a dictionary, frames are damaged
             if words.startswith(ZSTD_MAGIC):
                 words = zstandard.ZstdDecompressor().decompressobj().decompress(words)
         self._dictionary = zstandard.ZstdCompressionDict(words) if words else None
@@ -139,8 +139,8 @@ def _truncated(path: Path, start: int) -> TruncatedError:
 def _records(stream: Any) -> Iterator[tuple[int, Any]]:
     """Yield (offset, record) of a stream; (offset, None) for other lines up to the next record.
 
-    A line directly after a record means that its Content-Length is wrong. As in warcio, one such
-    line may be ignored, so it is (offset, False); further ones have the offset of the record.
+    A line directly after a record means that its Content-Length is wrong. Like warcio, callers may
+    ignore the first such line, (offset, False); the next has the offset of the record.
     """
     reader, loader, lost = BufferedReader(stream), ArcWarcRecordLoader(), False
     at, following = 0, 2  # non-blank lines directly after the record; 2 after a blank line
@@ -215,7 +215,7 @@ def read_records(file: IO[bytes], path: Path, parse: _Parse) -> _Located:
             if compressed and not packed:
                 raise zlib.error("neither gzip nor zstd")
             for at, record in _records(members if packed else file):
-                if not record and not packed and held:  # other lines: do they follow a record inside the last one?
+                if not record and not packed and held:  # lines of a record that the last one contains?
                     is_inside = _next_record(file, start + held[0]) < start + at
                     at, record = (held[0], None) if is_inside else (at, record)
                 if record is False:

@@ -50,7 +50,7 @@ _BEGINS = (
     (rb"[^\0]*\Z", "text", "text", "set format, such as text for a document per file, or leave it out with glob"),
     (rb"", "", "binary data", "leave it out with glob"),
 )  # fmt: skip
-"""Content without magic bytes: its beginning, its format if it is one, what it is, the cure."""
+"""Content without magic bytes: how it begins, its format or "", what it is, the cure."""
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 

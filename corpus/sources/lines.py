@@ -5,6 +5,7 @@ import html
 import io
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import orjson
@@ -27,7 +28,7 @@ from corpus.runner import Drop, Outcome
 _WIKI_HEAD = re.compile(rb'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">')
 
 _MAX_META = 65_536  # bytes of JSON in a document's further keys; a document with more is a bad line
-_OWN = ("id", "url", "title")  # keys of JSON objects that have their place in a document
+_OWN = ("id", "url", "title")  # keys of JSON objects with a field of their own in a document
 
 
 def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Outcome]:
@@ -50,7 +51,7 @@ def read_jsonl(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Do
 
 
 def read_csv(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The rows of a file with a header, whose most frequent of comma, semicolon and tab separates.
+    """The rows of a file with a header, separated by comma, semicolon or tab.
 
     Raises InputError for a header without the text's column, and for unbalanced quotes.
     """
@@ -59,9 +60,8 @@ def read_csv(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Docu
     lines = (line for block in blocks for line in io.StringIO(block.decode(), newline="\n"))
     try:
         first = next(lines, "")
-        rows = csv.reader(
-            (line for part in ([first], lines) for line in part), strict=True, delimiter=max(",;\t", key=first.count)
-        )
+        delimiter = max(",;\t", key=first.count)  # the most frequent in the header
+        rows = csv.reader(chain([first], lines), strict=True, delimiter=delimiter)
         header = next(rows, [])
         if source.text_key not in header:
             raise InputError(f"{path}: no column {source.text_key!r}, but {', '.join(header)}; set text_key")

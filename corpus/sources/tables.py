@@ -28,7 +28,7 @@ def read_parquet(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[
 
 
 def read_arrow(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The rows of an Arrow file or stream, as of Hugging Face datasets; errors as `read_parquet`."""
+    """The rows of an Arrow file or stream (Hugging Face datasets); errors as `read_parquet`."""
     yield from _rows(path, _arrow_batches(path, source), source, bad)
 
 

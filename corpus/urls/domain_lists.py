@@ -72,7 +72,7 @@ class DomainBlocklist:
         return bool(host)
 
     def _add(self, name: str, lines: Iterable[str], parse: Callable[[str], str]) -> DomainListReport:
-        """Add the keys that `parse` makes of a list's entries. Raises InputError if none is usable."""
+        """Add `parse(entry)` of a list's entries. Raises InputError if none is usable."""
         report = DomainListReport(name)
         for number, line in enumerate(lines, start=1):
             for entry in (line,) if _PLAIN.fullmatch(line) else _entries(line):

@@ -1,7 +1,7 @@
 """Lists of URLs, one per line; blank lines and those that begin with `#` are skipped.
 
-The list of a shard begins with LIST_BEGINS and ends with LIST_ENDS: without URLs it is no empty
-file, and a list that has lost its end is noticed. A list that a person wrote needs neither.
+The list of a shard begins with LIST_BEGINS and ends with LIST_ENDS, so that a list without URLs
+differs from a truncated one. A list that a person wrote needs neither.
 """
 
 from pathlib import Path
@@ -14,9 +14,9 @@ _CURE = "make it again: python -m corpus.blacklist, or `snakemake -R blacklist` 
 
 
 def read_urls(path: Path, allow_empty: bool = False) -> list[str]:
-    """The URLs of a list. Raises InputError for other data, TruncatedError for a cut list.
+    """The URLs of a list. Raises InputError for other data, TruncatedError for a truncated list.
 
-    A list without URLs is an InputError, too, but for a shard's list with `allow_empty`.
+    A list without URLs raises InputError, except a shard's list with `allow_empty`.
     """
     urls, begins, line = [], "", ""
     for number, data in enumerate(read_lines(path), start=1):

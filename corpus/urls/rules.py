@@ -154,7 +154,7 @@ class SeenUrls:
         self._runs: list[_Hashes] = []
 
     def add(self, hashes: _Hashes) -> NDArray[np.bool_]:
-        """Add a batch; returns for each hash whether it is new, in earlier batches and this one."""
+        """Add a batch; returns for each hash whether it is new: neither earlier here nor before."""
         unique, first_index = np.unique(hashes, return_index=True)
         new = ~self.holds(unique)
         if new.any():

@@ -82,7 +82,7 @@ class Url(NamedTuple):
 
 
 def _parse_site(text: str) -> tuple[str, str, str, str]:
-    """The first four fields of a `Url`. Raises ValueError if they are malformed or contain credentials."""
+    """The first four fields of a `Url`. Raises ValueError if malformed or with credentials."""
     match = _SITE.fullmatch(text)
     if match is None:
         other = _WITHOUT_HOST.match(text)
