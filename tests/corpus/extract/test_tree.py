@@ -22,7 +22,7 @@ def text_of(body: str, title: str = "The title") -> str:
 
 
 def docbook(name: str, heading: str, content: str, level: int = 2) -> str:
-    """A section as DocBook's stylesheets write it: each heading has an anchor, in three divisions of its own."""
+    """A section of DocBook: each heading has an anchor, in three divisions of its own."""
     title = f'<h{level} class="title"><a id="{name}"></a>{heading}</h{level}>'
     return f'<div class="section"><div class="titlepage"><div><div>{title}</div></div></div>{content}</div>'
 

@@ -1,4 +1,4 @@
-"""Opt-outs: every form of the robots directives and of the TDM Reservation Protocol; what it asks a host for."""
+"""Opt-outs: every form of robots directives and TDM reservations; which files are requested."""
 
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,7 @@ def test_a_host_with_pages_is_asked_for_tdmrep_once_and_a_known_outcome_needs_no
             )
             assert dropped(shard) == OBEYED and sum(stats.reasons.values()) == len(OBEYED)
         asked = [name for name in server.requested if name.endswith(FILE)]
-        # not: headers said it all (free, tag, plain), robots.txt forbids it (shy), no page of its own (moved)
+        # no request: headers decide (free, tag, plain), robots.txt (shy), no page (moved)
         assert sorted(asked) == [f"{host}.example{FILE}" for host in ("all", "ill", "meta", "some")]
         pages = shard.output.with_name("from_warc.jsonl.zst")
         options = ["--warc", shard.warc, "--output", pages, "scrape.opt_outs=obey"]

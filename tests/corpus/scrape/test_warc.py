@@ -41,7 +41,7 @@ def test_a_response_without_a_page_has_a_reason_and_other_records_are_skipped(tm
         ("too_large", http(gzip.compress(bytes(LIMIT + 1), mtime=0), Content_Encoding="gzip")),
         ("bad_encoding", http(gzip.compress(HTML, mtime=0)[:-9], Content_Encoding="gzip")),
         ("bad_response", b"220 smtp.example ESMTP"),
-        # Common Crawl stores decoded bodies: today with the original headers renamed, until 2018 as they were
+        # Common Crawl stores decoded bodies: with renamed headers, until 2018 the original ones
         (URL, http(HTML, X_Crawler_Content_Encoding="gzip", X_Crawler_Transfer_Encoding="chunked")),
         (URL, http(HTML, Content_Encoding="br", Transfer_Encoding="chunked")),
         (URL, http(b"c\r\n" + HTML + b"\r\n0\r\nX: y\r\n\r\n", Transfer_Encoding="Chunked")),
