@@ -90,8 +90,8 @@ def extracted(pages: list[str], workers: int, settings: ScrapeSettings) -> list[
     extract = partial(extract_in_child, settings)
     with Workers(workers) as pool:
         pool.start()
-        found = [future.result() for future in [pool.submit(extract, page_of(page)) for page in pages]]
-    return [reply if isinstance(reply, str) else reply.text for reply in found]
+        replies = [future.result() for future in [pool.submit(extract, page_of(page)) for page in pages]]
+    return [reply if isinstance(reply, str) else reply.text for reply in replies]
 
 
 def page_of(text: str) -> FetchedPage:

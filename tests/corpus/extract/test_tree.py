@@ -67,8 +67,8 @@ def test_white_space_is_folded_outside_of_code(gaps: list[str]) -> None:
         "<textarea>{}</textarea>",
     )
     for place in ("<p>{}</p>", "<ul><li>{}</li></ul>", "<p>a <code>{}</code></p>", "<td>{}</td>"):
-        found = visible(place.format(inline))
-        assert " ".join(words) in found
+        text = visible(place.format(inline))
+        assert " ".join(words) in text
     for place in kept:
         assert wrapped.replace("\r\n", "\n") in visible(place.format(wrapped))
 
