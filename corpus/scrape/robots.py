@@ -12,9 +12,8 @@ Google's parser: misspelt names, a missing colon, a partial byte-order mark.
 import asyncio
 import codecs
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple
 from urllib.parse import quote
 
 from common.errors import PageError
@@ -22,7 +21,6 @@ from common.files import is_binary
 from corpus.urls.url import Url, parse_url
 
 _MAX_BYTES = 500 * 1024  # RFC 9309, section 2.5
-_GRAM = 6  # characters that index the rules
 _MAX_REDIRECTS = 5  # RFC 9309, section 2.3.1.2
 _UNREADABLE = frozenset({"timeout", "too_large", "bad_encoding"})  # the host responds, without readable rules
 _LINE = re.compile(
@@ -35,43 +33,24 @@ _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})?")
 _EQUIVALENT = "!&'()+,;=:@~"  # equivalent to their escapes, like letters, digits and -._
 
 
-class _Rule(NamedTuple):
-    """A normalised pattern, split at each `*`; `to_end` if it ends with `$`."""
-
-    rank: int
-    allow: bool
-    parts: list[str]
-    to_end: bool
-
-
 class PathRules:
-    """Pairs (pattern with `*` and `$`, whether it allows): the first that matches a path decides.
-
-    A rule is indexed by the rarest string that a path must contain to match it, so of 24,000 rules
-    few are tried.
-    """
+    """Pairs (pattern with `*` and `$`, whether it allows): the first that matches decides."""
 
     def __init__(self, patterns: Iterable[tuple[str, bool]], crawl_delay: float = 0.0) -> None:
         self.crawl_delay = crawl_delay
         """Minimum seconds between two requests."""
-        rules = [
-            _Rule(rank, allow, _normalize(pattern.removesuffix("$"), "*").split("*"), pattern.endswith("$"))
-            for rank, (pattern, allow) in enumerate(patterns)
-        ]
-        counts = Counter(gram for rule in rules for gram in _grams(rule.parts))
-        self._rules: defaultdict[str, list[_Rule]] = defaultdict(list)
-        for rule in rules:
-            rarest = min(_grams(rule.parts), key=lambda gram: (not gram, counts[gram], -len(gram)))
-            self._rules[rarest].append(rule)
-        self._lengths = {len(gram) for gram in self._rules}
+        self._rules: list[tuple[str, list[str], bool, bool]] = []
+        for pattern, allow in patterns:
+            parts = _normalize(pattern.removesuffix("$"), "*").split("*")
+            self._rules.append((max(parts, key=len), parts, pattern.endswith("$"), allow))
 
     def allows(self, path: str) -> bool:
         """Whether a path with its query, as sent, is allowed; True if no rule matches."""
         path = _normalize(path)
-        contained = {path[at : at + size] for size in self._lengths for at in range(len(path) - size + 1)}
-        candidates = (rule for gram in self._rules.keys() & contained for rule in self._rules[gram])
-        matching = [rule for rule in candidates if _matches(rule.parts, path, rule.to_end)]
-        return min(matching).allow if matching else True
+        for longest, parts, to_end, allow in self._rules:  # there may be 24,000: `in` rules most of them out
+            if longest in path and _matches(parts, path, to_end):
+                return allow
+        return True
 
 
 def robots_rules(rules: Iterable[tuple[str, bool]], crawl_delay: float = 0.0) -> PathRules:
@@ -86,11 +65,6 @@ def robots_rules(rules: Iterable[tuple[str, bool]], crawl_delay: float = 0.0) ->
         ((text, allow) for text, allow in patterns if text), key=lambda rule: (-len(rule[0]), not rule[1])
     )
     return PathRules([("/robots.txt$", True), ("/robots.txt?", True), *by_length], crawl_delay)
-
-
-def _grams(parts: list[str]) -> list[str]:
-    """Strings that a matching path contains: all of 6 characters, and shorter parts whole."""
-    return [part[at : at + _GRAM] for part in parts for at in range(max(1, len(part) - _GRAM + 1))]
 
 
 def _matches(parts: list[str], text: str, to_end: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What Google's parser answers (github.com/google/robotstxt, robots_test.cc of 2026): 145 questions.
+"""What Google's parser answers (github.com/google/robotstxt, robots_test.cc): 145 questions.
 
 `CASES` are the lines of a table: a robots.txt with `|` between its lines (none: that of the line
 above), `=>`, an agent, the paths that Google lets it fetch (+) and those it does not (-).
