@@ -66,14 +66,10 @@ def _count_non_ascii(text: str) -> int:
 
 
 def _as_utf8(body: bytes) -> _Utf8:
-    try:
-        text = body.decode("utf-8")
-        return _Utf8(text, _count_non_ascii(text), 0)
-    except UnicodeDecodeError:
-        text, (complete, _) = body.decode("utf-8", "replace"), codecs.utf_8_decode(body, "replace", False)
-        literal = body.count("\ufffd".encode())  # U+FFFD in the page itself
-        good = _count_non_ascii(text) - text.count("\ufffd") + literal
-        return _Utf8(text, good, complete.count("\ufffd") - literal)
+    text, (complete, _) = body.decode("utf-8", "replace"), codecs.utf_8_decode(body, "replace", False)
+    literal = body.count("\ufffd".encode())  # U+FFFD in the page itself
+    good = _count_non_ascii(text) - text.count("\ufffd") + literal
+    return _Utf8(text, good, complete.count("\ufffd") - literal)
 
 
 def _unmarked(body: bytes) -> str | None:

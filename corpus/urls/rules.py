@@ -4,7 +4,6 @@ UrlRules(BlacklistSettings()).reason("http://example.org/photo.jpg")    # extens
 """
 
 import re
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -73,8 +72,7 @@ class UrlRules:
 
     def judge(self, lines: str) -> Iterator[UrlVerdict]:
         """Check each line of a list, except blank lines and comments."""
-        hosts, extensions = self._hosts, self._extensions
-        min_length = self._min_length if not self._patterns else sys.maxsize
+        hosts = self._hosts
         for line in _USUAL_LINE.finditer(lines):
             url, host, path, query = line.groups()
             if not host or "/." in path:  # `/.` may be a dot segment
@@ -84,16 +82,10 @@ class UrlRules:
             reason, canonical, shard = hosts[host]
             if query == "":
                 url = url.removesuffix("?")
-            # check all rules in order only if one may match
-            if (
-                reason is not None
-                or len(url) < min_length
-                or ("." in path and path[path.rfind(".") :].lower() in extensions)
-            ):
-                given = line[0].rstrip()
-                if reason := self._drop_reason(url, "http", len(given), reason, path):
-                    yield given, reason, 0, ""
-                    continue
+            given = line[0].rstrip()
+            if reason := self._drop_reason(url, "http", len(given), reason, path):
+                yield given, reason, 0, ""
+                continue
             canonical += path or "/"
             if query and (kept := without_tracking(query)):
                 canonical = f"{canonical}?{kept}"
