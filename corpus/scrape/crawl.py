@@ -99,10 +99,7 @@ class Crawl:
         """Positions of known URLs that this list gives up after too many failures of their host."""
         self.fetched = self.extracted_again = 0
         self._unconfirmed: deque[tuple[int, str, dict[str, Any]]] = deque()
-        """Failures without a response, which count once another host responds.
-
-        The number of responses before it, the URL, its outcome.
-        """
+        """Failures until a host responds: the number of responses before, URL, outcome."""
 
     async def crawl(self, queues: Sequence[Sequence[tuple[int, str]]]) -> None:
         """Crawl (position, URL) queues, one per host. Raises OutageError."""
@@ -128,8 +125,8 @@ class Crawl:
         """Fetch the pages of one host in order; each is extracted while the next one is fetched.
 
         After too many failures in a row the host is parked. Known failures count, too, in the
-        order of the list: so a resumed run parks a host as a run from scratch would. A known page
-        is never given up.
+        list's order, so a resumed run parks a host as a run from scratch would. A known page is
+        never given up.
         """
         failures, no_response = 0, False
         for position, url in queue:
@@ -234,7 +231,7 @@ class Crawl:
 
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP cancel the current task and raise SystemExit. nohup still works."""
+    """SIGTERM and SIGHUP (unless ignored, as by nohup) cancel the task and raise SystemExit."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     received: list[int] = []

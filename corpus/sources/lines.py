@@ -25,7 +25,9 @@ from common.settings import SourceSettings
 from corpus.runner import Drop, Outcome
 
 # titles may contain quotes; some versions add a revision
-_WIKI_HEAD = re.compile(rb'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">')
+_WIKI_HEAD = re.compile(
+    rb'<doc id="(?P<source_id>[^"]*)"(?: revid="[^"]*")? url="(?P<url>[^"]*)" title="(?P<title>.*)">'
+)
 
 _MAX_META = 65_536  # bytes of JSON in a document's further keys; a document with more is a bad line
 _OWN = ("id", "url", "title")  # keys of JSON objects with a field of their own in a document
@@ -91,12 +93,13 @@ def read_wikiextractor(path: Path, source: SourceSettings, bad: BadLines) -> Ite
             bad.lines += 1
             if head is not None:
                 bad.add(f"{head[0]}: <doc> without </doc>")
-            match = _WIKI_HEAD.match(line)
-            if match is None:
-                bad.add(f"{where}: not the first line of a WikiExtractor article")
-            fields = [html.unescape(field.decode("utf-8", "replace")) for field in match.groups()] if match else []
-            head = (where, dict(zip(("source_id", "url", "title"), fields, strict=True))) if match else None
+            head = None
             lines.clear()
+            if match := _WIKI_HEAD.match(line):
+                fields = match.groupdict().items()
+                head = where, {key: html.unescape(value.decode("utf-8", "replace")) for key, value in fields}
+            else:
+                bad.add(f"{where}: not the first line of a WikiExtractor article")
         elif head is not None and line.strip() == b"</doc>":
             try:
                 text = b"\n".join(lines).decode().strip()
