@@ -26,7 +26,7 @@ COMMANDS = (
     "common.init", "workflow.demo",
     "corpus.blacklist", "corpus.scrape", "corpus.ingest", "corpus.clean", "corpus.dedup", "corpus.repeats",
     "corpus.decontaminate", "corpus.train_tokenizer", "corpus.tokenize", "corpus.merge_index", "corpus.index",
-    "workflow.provenance.sample", "workflow.provenance.show", "corpus.export", "workflow.provenance.remove",
+    "workflow.provenance.sample", "workflow.provenance.show", "workflow.provenance.remove",
     "training.plan", "training.train", "training.evaluate", "training.generate", "workflow.provenance.trace",
     "training.probe", "training.kernels",
     "convert.merge_mp", "convert.verify", "convert.to_gguf", "convert.to_megatron", "convert.from_megatron",

@@ -1,12 +1,11 @@
 """Write the dataset and model cards of a finished run, for publication.
 
     python -m workflow.cards --run results/demo
-    python -m corpus.export --input results/demo/dedup --output-dir parquet
     python -m workflow.cards --run results/demo --documents parquet/*.parquet --output-dir parquet
 
 Writes README.md, a dataset card, and croissant.json; for each trained model models/NAME/README.md, a model card, and
 models/NAME/training_content.md, the European Commission's public summary of training content. All are in RUN/cards or
---output-dir. --documents names exported files to describe instead of the run's own. Every figure comes from the run's
+--output-dir. --documents names files to describe instead of the run's own shards. Every figure comes from the run's
 files; what only a person can say reads TO BE FILLED IN.
 """
 
@@ -123,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("workflow.cards", __doc__)
     parser.add_argument("--run", type=cli.input_path, required=True, metavar="DIR", help="`run` of a configuration")
-    parser.add_argument("--documents", type=cli.any_files, nargs="+", metavar="PATH", help="exported documents")
+    parser.add_argument("--documents", type=cli.any_files, nargs="+", metavar="PATH", help="files to describe")
     parser.add_argument("--output-dir", type=cli.output_folder, metavar="DIR", help="folder of the cards (RUN/cards)")
     parser.add_argument("--sme", action="store_true", help="fewer domains, as small and medium enterprises may list")
     arguments = parser.parse_args(argv)

@@ -17,9 +17,8 @@ from safetensors.numpy import load_file
 from common.files import read_json, read_rows, read_shards, read_text
 from common.page import number, size
 from common.stats import Stats
-from corpus.export import export
 from tests.conftest import Once
-from tests.helpers import assert_one_line_error, called, document, prose, read_rejects, write_shard
+from tests.helpers import assert_one_line_error, called, document, prose, read_rejects, run_python, write_shard
 from tests.workflow import pipeline
 from training.trace import Trace
 
@@ -116,15 +115,20 @@ def test_the_summary_names_the_domains_from_which_most_was_read_and_what_a_perso
 
 
 @pytest.mark.filterwarnings("ignore")  # rdflib and pandas warn of what mlcroissant calls
-def test_croissant_describes_files_that_mlcroissant_reads(run: Path, tmp_path: Path) -> None:
+def test_croissant_describes_files_that_mlcroissant_reads(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     described, shards = (
         read_json(run / "cards/croissant.json")["distribution"],
         sorted(run.glob("dedup/*.zst")),
     )
     hashes = {each["contentUrl"]: each["sha256"] for each in described if each["@type"] == "cr:FileObject"}
     assert hashes == {f"../dedup/{s.name}": hashlib.sha256(s.read_bytes()).hexdigest() for s in shards}
-    export(shards, tmp_path, "parquet")
-    arguments = ("--run", run, "--output-dir", tmp_path, "--sme", "--documents", *tmp_path.glob("*.parquet"))
+    monkeypatch.chdir(tmp_path)
+    Path("results").mkdir()
+    Path("results/demo").symlink_to(run)
+    run_python("docs/formats.md", "# Shards as Parquet")
+    arguments = ("--run", run, "--output-dir", tmp_path, "--sme", "--documents", *tmp_path.glob("parquet/*"))
     assert called("workflow.cards", *arguments).returncode == 0
     assert "registered domains (5 %, 1,000 at most)" in read_text(tmp_path / NAMES[-1])
     mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is absent: pip install mlcroissant")
