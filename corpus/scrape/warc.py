@@ -165,6 +165,13 @@ def _records(stream: Any) -> Iterator[tuple[int, Any]]:
         lost, behind = record is None, 0 if record else 2
 
 
+def _is_whole(record: Any) -> bool:
+    """Read the rest of a record; returns whether it has as many bytes as its Content-Length says."""
+    while record.raw_stream.read(_BLOCK):
+        pass
+    return not record.raw_stream.limit
+
+
 def complete_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> Iterator[tuple[int, int, Any]]:
     """Yield (start, end, `parse(record)`) of each gzip member that is one complete record, whatever lies between them.
 
@@ -176,20 +183,12 @@ def complete_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -
         with suppress(zlib.error, TruncatedError):
             for _, record in _records(members):
                 if record is not False:
-                    found.append(DAMAGED if record is None else parse(record))
-                while record and record.raw_stream.read(_BLOCK):
-                    pass
-                found += [DAMAGED] * bool(record and record.raw_stream.limit)  # fewer bytes than Content-Length
+                    found.append(parse(record) if record else DAMAGED)
+                if record and not _is_whole(record):
+                    found.append(DAMAGED)
             if len(found) == 1 and found[0] is not DAMAGED and members.is_gzip:
                 at = file.tell()
                 yield start, at, found[0]
-
-
-def _next_record(file: IO[bytes], start: int) -> int:
-    """Where the next record of a plain file begins after `start`, or the end of the file."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-        found = _NEXT.search(view, start)
-        return found.end() if found else len(view)
 
 
 def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> Iterator[tuple[int, int, Any]]:
@@ -199,61 +198,124 @@ def read_records(file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> It
     those of a plain file, have no end (0). In a plain file a record whose Content-Length is wrong is damaged, and the
     next one is searched for inside it. Raises InputError as `read_pages` does.
     """
-    members, total, compressed, first, size = (
-        _Members(file, path),
-        0,
-        False,
-        file.tell(),
-        os.fstat(file.fileno()).st_size,
-    )
-    while (packed := members.begin()) or os.pread(file.fileno(), 1, members.start):
-        start, count, held, whole, cause, resume = members.start, 0, None, False, "", size
-        compressed, members.spans = compressed or packed, False
-        try:
-            if compressed and not packed:
-                raise zlib.error("neither gzip nor zstd")
-            for at, record in _records(members if packed else file):
-                if not record and not packed and held:  # lines of no record, or of one inside the record before them
-                    is_inside = _next_record(file, start + held[0]) < start + at
-                    at, record = (held[0], None) if is_inside else (at, record)
-                if record is False:
-                    continue
-                if held and held[0] != at:
-                    count, total = count + 1, total + (held[1] is not DAMAGED)
-                    yield start if packed else start + held[0], 0, held[1]
-                held = at, DAMAGED if record is None else parse(record)
-                while record and record.raw_stream.read(_BLOCK):
-                    pass
-                if record and record.raw_stream.limit:  # fewer bytes than Content-Length
-                    if not packed and _next_record(file, start + at) == size:
-                        raise _truncated(path, start + at)
-                    held, record = (at, DAMAGED), None
-                if record is None and not packed:
-                    resume = _next_record(file, start + at)
-                    break
-                whole = not members.spans
-        except zlib.error as error:
-            if count or (members.spans and not whole):
-                raise InputError(f"{path}: damaged after {total} records ({error}); fetch it again") from None
-            if held and members.spans:  # the next member is damaged, so that no record seems to begin there
-                total += 1
-                yield start, members.start, held[1]
-                start, members.spans = members.start, False
-            held, cause = (0, DAMAGED), str(error)
-            members.seek(start + 1)
-        if held and held[1] is DAMAGED and not compressed:
-            tail = os.pread(file.fileno(), _BLOCK, start + held[0])
-            if start == first and not count and members.seek(start + 1):
-                held = 0, DAMAGED
-            elif resume == size and _WARC.startswith(tail[: len(_WARC)]) and b"\n\r\n" not in tail:
-                raise _truncated(path, start + held[0])
-            else:
-                file.seek(resume)
-        if held:  # only now is the checksum of a single record verified
-            total += held[1] is not DAMAGED
-            if not total and not os.pread(file.fileno(), 1, file.tell()):
-                packing, head = read_head(path)
-                cause = cause or f"{kind_of(head)[0] or 'another format'}{packing and f', {packing}-compressed'}"
-                raise InputError(f"{path}: no WARC record inside ({cause}); name only WARC files, or fetch it again")
-            end = file.tell() if compressed and not count and not members.spans else 0
-            yield start if packed else start + held[0], end, held[1]
+    reading = _Reading(file, path, parse)
+    if not reading.members.begin():
+        yield from reading.plain()  # up to the first member, if only the beginning of a compressed file is damaged
+    yield from reading.compressed()
+
+
+class _Reading:
+    """One call of `read_records`.
+
+    A record is yielded when the next one begins: only then is it known that its length is right, and its checksum.
+    """
+
+    def __init__(self, file: IO[bytes], path: Path, parse: Callable[[Any], Any]) -> None:
+        self.file, self.path, self.parse = file, path, parse
+        self.members = _Members(file, path)
+        self.size = os.fstat(file.fileno()).st_size
+        self.complete = 0
+        """Records that were yielded and are not damaged."""
+
+    def plain(self) -> Iterator[tuple[int, int, Any]]:
+        """The records of a plain file; after a damaged one, reading goes on at the next line that begins a record.
+
+        Ends at the first gzip member or zstd frame if the file begins with damage and has one.
+        """
+        first = self.file.tell()
+        while (begin := self.file.tell()) < self.size:
+            for start, result in self._until_damage(begin):
+                if result is DAMAGED:
+                    if begin == first and not self.complete and self.members.seek(begin + 1):
+                        yield begin, 0, DAMAGED
+                        return
+                    self._resume_after(start)
+                self.complete += result is not DAMAGED
+                yield start, 0, result
+
+    def _until_damage(self, begin: int) -> Iterator[tuple[int, Any]]:
+        """(start, result) of the records of a plain file from `begin` on, up to the first damaged one."""
+        self.file.seek(begin)
+        last: tuple[int, Any] | None = None
+        for offset, record in _records(self.file):
+            start = begin + offset
+            if not record and last and last[0] < start and self._next_record(last[0]) < start:
+                last = last[0], DAMAGED  # its Content-Length includes the beginning of another record
+                break
+            if record is False:
+                continue
+            if last and last[0] != start:
+                yield last
+            last = start, self.parse(record) if record else DAMAGED
+            if not record:
+                break
+            if not _is_whole(record):
+                if self._next_record(start) == self.size:
+                    raise _truncated(self.path, start)
+                last = start, DAMAGED
+                break
+        if last:
+            yield last
+
+    def _resume_after(self, damaged: int) -> None:
+        """Move to the record after a damaged one of a plain file. Raises TruncatedError if the file ends in its head."""
+        following = self._next_record(damaged)
+        if following == self.size:
+            head = os.pread(self.file.fileno(), _BLOCK, damaged)
+            if _WARC.startswith(head[: len(_WARC)]) and b"\n\r\n" not in head:
+                raise _truncated(self.path, damaged)
+        self.file.seek(following)
+        self._require_record()
+
+    def _next_record(self, start: int) -> int:
+        """Where the next record of a plain file begins after `start`, or the end of the file."""
+        with mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            found = _NEXT.search(view, start)
+            return found.end() if found else len(view)
+
+    def compressed(self) -> Iterator[tuple[int, int, Any]]:
+        """The records of gzip members or zstd frames; after a damaged one, reading goes on at the next member.
+
+        Raises InputError if a damaged member holds more than one record, or less.
+        """
+        members = self.members
+        while (is_member := members.begin()) or os.pread(self.file.fileno(), 1, members.start):
+            start, others, last, cause = members.start, 0, None, ""
+            members.spans = is_alone = False
+            try:
+                if not is_member:
+                    raise zlib.error("neither gzip nor zstd")
+                for offset, record in _records(members):
+                    if record is False:
+                        continue
+                    if last and last[0] != offset:
+                        others += 1
+                        self.complete += last[1] is not DAMAGED
+                        yield start, 0, last[1]
+                    last = offset, self.parse(record) if record else DAMAGED
+                    if record and not _is_whole(record):
+                        last = offset, DAMAGED
+                    is_alone = not members.spans
+            except zlib.error as error:
+                if others or (members.spans and not is_alone):
+                    raise InputError(
+                        f"{self.path}: damaged after {self.complete} records ({error}); fetch it again"
+                    ) from None
+                if last and members.spans:  # the damage is in the next member, which seemed to begin no record
+                    self.complete += last[1] is not DAMAGED
+                    yield start, members.start, last[1]
+                    start, members.spans = members.start, False
+                last, cause = (0, DAMAGED), str(error)
+                members.seek(start + 1)
+            if last:
+                self.complete += last[1] is not DAMAGED
+                self._require_record(cause)
+                yield start, 0 if others or members.spans else self.file.tell(), last[1]
+
+    def _require_record(self, cause: str = "") -> None:
+        """Raise InputError at the end of a file without a complete record."""
+        if self.complete or os.pread(self.file.fileno(), 1, self.file.tell()):
+            return
+        packing, head = read_head(self.path)
+        cause = cause or f"{kind_of(head)[0] or 'another format'}{packing and f', {packing}-compressed'}"
+        raise InputError(f"{self.path}: no WARC record inside ({cause}); name only WARC files, or fetch it again")
