@@ -53,6 +53,7 @@ from common.files.shards import (
     shard_name,
     shard_paths,
     shard_stem,
+    sharded_lines,
     sharded_writer,
 )
 from common.files.writing import (
