@@ -1,7 +1,7 @@
 """Drop URLs that are not worth fetching, and split the rest into shards.
 
     python -m corpus.blacklist --input urls.txt more/*.xz --output kept.txt --rejects dropped.jsonl
-    python -m corpus.blacklist --input RS_2019-12.zst --output-dir urls --shards 64 --stats urls/stats.json
+    python -m corpus.blacklist --input RS_2019-12.zst --output-dir urls --shards 64
 
 Inputs are files, folders, globs or `-` (stdin), plain or .gz/.bz2/.xz/.zst: one URL per line, or
 Pushshift submission dumps (JSON lines). The first reason wins: malformed, scheme, short,
@@ -49,7 +49,7 @@ class CheckedUrls:
 
 
 def check_lines(settings: BlacklistSettings, rules: UrlRules, block: bytes) -> CheckedUrls:
-    """Check a block of whole lines, each a URL or a submission; skip blank lines and comments (`#`)."""
+    """Check a block of whole lines, each a URL or a submission; skip blank ones and comments."""
     checked = CheckedUrls()
     urls, verdicts, hashes = checked.urls, checked.verdicts, checked.hashes
     digest = xxhash.xxh3_64_intdigest  # looked up once: a list has millions of lines
@@ -71,7 +71,7 @@ def check_lines(settings: BlacklistSettings, rules: UrlRules, block: bytes) -> C
 
 
 def _submission(line: str, settings: BlacklistSettings) -> tuple[str, str | None]:
-    """The URL of a Pushshift submission, and the reason to skip it before the URL rules, or None."""
+    """The URL of a Pushshift submission, and a reason to drop it before the URL rules, or None."""
     try:
         entry: Any = orjson.loads(line.encode("utf-8", "surrogateescape"))
     except orjson.JSONDecodeError:
@@ -141,8 +141,8 @@ def blacklist(
     Drops the URLs in the lists `known`, and those whose ids are in `removed`. Memory is 8 bytes per
     kept and known URL. `marked` outputs show that they are whole (`corpus.urls.lists`).
 
-    Raises EmptyResultError if no URL is left, InputError if the lists have none, or if no entry of a
-    list of domains can match.
+    Raises EmptyResultError if no URL is left, InputError if the lists have none, or if no entry of
+    a list of domains can match.
     """
     step = ShardStep("blacklist", inputs, **options | {"max_bad_share": None}, unit="URLs")
     stats, check = step.stats, partial(_check, settings.model_dump_json(), len(outputs))

@@ -1,7 +1,7 @@
 """Repair text with ftfy; drop short documents, browser notices, and other languages.
 
-    python -m corpus.clean --input pages.jsonl.zst --output clean.jsonl.zst --rejects dropped.jsonl.zst
-    python -m corpus.clean --input pages/*.jsonl.zst --output clean.jsonl.zst --workers 8 --config config.yaml
+    python -m corpus.clean --input pages.jsonl.zst --output clean.jsonl.zst --rejects dropped.jsonl
+    python -m corpus.clean --input pages/*.jsonl.zst --output clean.jsonl.zst --workers 8
     python -m corpus.clean --explain pages.jsonl.zst
 
 The first reason wins: empty, javascript, short, Gopher's quality rules (if enabled), language.
@@ -79,7 +79,7 @@ def clean(inputs: Sequence[Path], output: Path, settings: CleanSettings, **optio
 
 
 def explain(shard: Path, settings: CleanSettings) -> Iterator[str]:
-    """The verdict of each filter, as lines, on the twenty documents with the smallest ids (hashes)."""
+    """Lines with each filter's verdict on the twenty documents of the smallest ids (hashes)."""
     rules = filters(settings)
     width = max(len(rule.name) for rule in rules)
     for document in nsmallest(_EXPLAINED, read_documents(shard), key=lambda document: str(document["id"])):
@@ -114,22 +114,23 @@ def _described(verdict: Verdict) -> str:
 # | step | acts on |
 # |---|---|
 # | unescape_html | & |
-# | fix_encoding | what ftfy.badness matches; among these characters, a quote beside an accented letter |
+# | fix_encoding | what ftfy.badness matches; among these, a quote beside an accented letter |
 # | c1 controls, ligatures, width, surrogates, NFC | other characters |
 # | uncurl_quotes | curly quotes; straightened here |
 # | line breaks, terminal escapes, control characters | \r and controls other than \t, \n, \f |
 
-# before ftfy, which drops the backspaces: bold and underlined letters of manual pages, N\bN and _\bN
+# before ftfy, which drops backspaces: bold and underlined letters of manual pages, N\bN and _\bN
 _UNDERLINED = re.compile("([^\n\b])\b_(?!\b)")
 _OVERSTRUCK = re.compile("(?:[^\n\b]\b)+(?=[^\n])")
-# after ftfy, which may unescape them: soft hyphen, word joiner, and zero-width space (except in Thai,
-# Lao, Burmese, Khmer, where it separates words). U+200C and U+200D stay: they change letters and emoji
+# after ftfy, which may unescape them: soft hyphen, word joiner, and zero-width space (which
+# separates words in Thai, Lao, Burmese and Khmer). U+200C and U+200D stay: they change letters and
+# emoji
 _BETWEEN_WORDS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 _INVISIBLE = re.compile(f"[\u00ad\u2060]|(?<![{_BETWEEN_WORDS}])\u200b(?![{_BETWEEN_WORDS}])")
 
 
 def repair(text: str, fold: bool = False) -> str:
-    """Fix mojibake, entities and quotes; remove NUL, overstriking and invisible characters in words.
+    """Fix mojibake, entities, quotes; remove NUL, overstriking, invisible characters in words.
 
     `fold` calls fold_spaces, too.
     """

@@ -1,7 +1,7 @@
 """Turn existing text into documents of the corpus, without a scrape.
 
     python -m corpus.ingest --input dump.jsonl.gz --text-key content --output documents.jsonl.zst
-    python -m corpus.ingest --input texts/ wiki/AA --output-dir ingest --shards 64 --stats ingest/stats.json
+    python -m corpus.ingest --input texts/ wiki/AA --output-dir ingest --shards 64
     python -m corpus.ingest --input CC-MAIN-1.warc.gz --output-dir ingest --shards 64 --workers 4
     python -m corpus.ingest --config config.yaml --output-dir ingest --shards 64
 

@@ -1,4 +1,4 @@
-"""Run a step over shards: read, map over worker processes, keep or drop with a reason, write and count.
+"""Run a step over shards: read, map over processes, keep or drop with a reason, write, count.
 
     def shorten(document: Document) -> Document | Drop:
         text = document["text"][:1000]
@@ -139,9 +139,9 @@ class ShardStep:
         return self.stats.counted(read_shards(map(Path, self.inputs), self.bad))
 
     def new_files(self, paths: Iterable[Path], known: Mapping[str, Fingerprint] | None = None) -> Iterator[Path]:
-        """Yield the paths that an earlier run has not read. Fingerprints of all go into the statistics.
+        """Yield the paths that are not `known`, and put fingerprints of all into the statistics.
 
-        `known` has the earlier run's by absolute path; InputError if such a file has changed.
+        `known` has those of an earlier run by absolute path; InputError if such a file has changed.
         """
         fingerprints = self.stats.extra.setdefault("inputs", {})
         for path in paths:
@@ -210,9 +210,10 @@ class ShardStep:
 
 
 def shard_outputs(inputs: Sequence[Path], folder: Path, step: str, read: Iterable[Path] = ()) -> dict[Path, list[Path]]:
-    """Paths of the documents, rejects and statistics per shard, for a `step` that reads shards twice.
+    """Paths of documents, rejects and statistics per shard, for a `step` that reads shards twice.
 
-    Raises InputError for a pipe, two shards of one name, and an output that is an input or in `read`.
+    Raises InputError for a pipe, two shards of one name, and an output that is in `inputs` or
+    `read`.
     """
     require_regular(inputs, step)
     require_distinct_stems(inputs)

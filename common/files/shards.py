@@ -1,7 +1,7 @@
 """Names and writers of shards: one JSON document per line, compressed if the name ends in `.zst`.
 
-A compressed shard is a sequence of zstd frames, each of whole lines, so `lines_at` reads one document
-without the rest. Where a frame ends depends on the lines alone.
+A compressed shard is a sequence of zstd frames, each of whole lines, so `lines_at` reads one
+document without the rest. Where a frame ends depends on the lines alone.
 """
 
 import io
