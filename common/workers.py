@@ -1,7 +1,7 @@
 """Parallel maps over processes or threads, in the order of the input whatever the worker count.
 
-    with process_map(count_words, batched(documents, 32), workers=2) as counts: ...
-    with Workers(2) as pool: ...              # one pool for a whole command: pool.map
+    with Workers(2) as pool:  # one pool for a whole command
+        for count in pool.map(count_words, batched(documents, 32)): ...
 
 Processes are forked after the calling process has done the first item, so they share what it loaded
 (language profiles, n-grams, libraries). A single item starts none.
@@ -11,7 +11,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from queue import SimpleQueue
@@ -98,13 +97,6 @@ class Workers:
         finally:
             self._idle.put(process)
         return result
-
-
-@contextmanager
-def process_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Iterator[Result]]:
-    """The results of `Workers(workers).map(function, items)`, for a single map."""
-    with Workers(workers) as pool:
-        yield pool.map(function, items)
 
 
 def threaded_map(

@@ -12,7 +12,7 @@ order. A registered domain lies in one shard, so that only one job fetches from 
 
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import isfinite
@@ -29,8 +29,8 @@ from common.errors import InputError
 from common.files import check_outputs, expand_inputs, read_blocks, removed_ids, sharded_lines
 from common.settings import BlacklistSettings
 from common.stats import Stats
-from common.workers import process_map
-from corpus.runner import ShardStep, StepOptions, step_options
+from common.workers import Workers
+from corpus.runner import Results, ShardStep, StepOptions, step_options
 from corpus.urls.lists import LIST_BEGINS, LIST_ENDS
 from corpus.urls.rules import SeenUrls, UrlRules
 from corpus.urls.url import document_id
@@ -151,49 +151,53 @@ def blacklist(
             warn(f"{entries}")
             counts = {"entries": entries.entries, "unusable": entries.unusable, "first_unusable": entries.first}
             stats.extra.setdefault("domain_lists", {})[entries.name] = counts
-    earlier, seen = SeenUrls(), SeenUrls()
-    known_blocks = (block for path in known for block in read_blocks(path))
-    with process_map(check, known_blocks, step.workers) as known_urls:
-        for checked in known_urls:
+    earlier, seen, marked_shards = SeenUrls(), SeenUrls(), range(len(outputs) if marked else 0)
+    with Workers(step.workers) as pool:
+        for checked in pool.map(check, _blocks(known)):
             earlier.add(np.array(checked.hashes, dtype=np.uint64))
-    blocks = (block for path in step.new_files(inputs) for block in read_blocks(path))
-    with (
-        process_map(check, blocks, step.workers) as urls_checked,
-        sharded_lines(outputs) as write,
-        step.results() as results,
-    ):
-
-        def write_mark(line: str) -> None:
-            for shard in range(len(outputs) if marked else 0):
-                write(shard, f"{line}\n".encode())
-
-        write_mark(LIST_BEGINS)
-        for checked in urls_checked:
-            hashes, kept = np.array(checked.hashes, dtype=np.uint64), defaultdict[int, list[str]](list)
-            repeats = zip(earlier.holds(hashes).tolist(), seen.add(hashes).tolist(), strict=True)
-            for url, verdict in zip(checked.urls, checked.verdicts, strict=True):
-                if isinstance(verdict, str):
-                    results.drop({"url": url}, verdict)
-                    continue
-                is_known, is_new = next(repeats)
-                if removed and (name := document_id(url)) in removed:
-                    results.drop({"id": name}, "removed")  # without its URL
-                elif is_new and not is_known:
-                    kept[verdict].append(url)
-                else:
-                    results.drop({"url": url}, "known" if is_known else "duplicate")
-            for shard, urls in kept.items():
-                lines = "".join(f"{url}\n" for url in urls).encode()
-                write(shard, lines)
-                stats.documents_out += len(urls)
-                stats.bytes_out += len(lines) - len(urls)  # without line ends
-            stats.documents_in += len(checked.urls)
-            stats.bytes_in += len("".join(checked.urls).encode())
-            results.meter.advance(len(checked.urls))
-        write_mark(LIST_ENDS)
-        if not stats.documents_in and not step.allow_empty:
-            raise InputError(f"{', '.join(map(str, inputs))}: no URLs inside; give a list with one URL per line")
+        checked_blocks = pool.map(check, _blocks(step.new_files(inputs)))  # forks before outputs are open
+        with sharded_lines(outputs) as write, step.results() as results:
+            for shard in marked_shards:
+                write(shard, f"{LIST_BEGINS}\n".encode())
+            for checked in checked_blocks:
+                for shard, urls in _kept(checked, earlier, seen, removed, results).items():
+                    lines = "".join(f"{url}\n" for url in urls).encode()
+                    write(shard, lines)
+                    stats.documents_out += len(urls)
+                    stats.bytes_out += len(lines) - len(urls)  # without line ends
+                stats.documents_in += len(checked.urls)
+                stats.bytes_in += len("".join(checked.urls).encode())
+                results.meter.advance(len(checked.urls))
+            for shard in marked_shards:
+                write(shard, f"{LIST_ENDS}\n".encode())
+            if not stats.documents_in and not step.allow_empty:
+                raise InputError(f"{', '.join(map(str, inputs))}: no URLs inside; give a list with one URL per line")
     return stats
+
+
+def _kept(
+    checked: CheckedUrls, earlier: SeenUrls, seen: SeenUrls, removed: Collection[str], results: Results
+) -> dict[int, list[str]]:
+    """The URLs of a block to keep, by shard; drops the others."""
+    kept = defaultdict[int, list[str]](list)
+    hashes = np.array(checked.hashes, dtype=np.uint64)
+    repeats = zip(earlier.holds(hashes).tolist(), seen.add(hashes).tolist(), strict=True)
+    for url, verdict in zip(checked.urls, checked.verdicts, strict=True):
+        if isinstance(verdict, str):
+            results.drop({"url": url}, verdict)
+            continue
+        is_known, is_new = next(repeats)
+        if removed and (name := document_id(url)) in removed:
+            results.drop({"id": name}, "removed")  # without its URL
+        elif is_new and not is_known:
+            kept[verdict].append(url)
+        else:
+            results.drop({"url": url}, "known" if is_known else "duplicate")
+    return kept
+
+
+def _blocks(paths: Iterable[Path]) -> Iterator[bytes]:
+    return (block for path in paths for block in read_blocks(path))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
