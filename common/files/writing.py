@@ -1,4 +1,4 @@
-"""All-or-nothing writes: `<name>.tmp` is written, fsynced and renamed, or removed if anything fails.
+"""All-or-nothing writes: `<name>.tmp` is written, fsynced and renamed, or removed on failure.
 
 An output is a regular file, or does not exist yet; links are followed, and everything else is
 refused. Every write error names the file. A folder of results is replaced or removed as a whole, if
@@ -38,7 +38,7 @@ _SMALL_FILE = 10.0  # seconds that `write_text` waits for another writer
 
 
 def target_of(path: Path) -> Path:
-    """The file that an output replaces, with links resolved. Raises InputError unless it is a regular file."""
+    """The regular file that an output replaces, with links resolved, or InputError."""
     try:
         usable = stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:

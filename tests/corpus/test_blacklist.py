@@ -62,7 +62,9 @@ def test_a_domain_lives_in_one_shard_and_shards_keep_the_order_whatever_the_work
     for workers in (1, 2):
         outputs = [tmp_path / str(workers) / f"{shard:04d}.txt" for shard in range(10)]
         rejects = tmp_path / f"{workers}.jsonl"
-        assert blacklist([tmp_path / "urls.txt"], outputs, RULES, rejects=rejects, workers=workers).documents_out == 40_000
+        assert (
+            blacklist([tmp_path / "urls.txt"], outputs, RULES, rejects=rejects, workers=workers).documents_out == 40_000
+        )
         written[workers] = [path.read_bytes() for path in (*outputs, rejects)]
     assert written[1] == written[2]
     position, homes = {url: number for number, url in enumerate(urls)}, dict[str, set[Path]]()
