@@ -110,7 +110,7 @@ def identify(removed: Collection[str], document: Outcome) -> Outcome:
 
 
 @contextmanager
-def shards_by_id(outputs: Sequence[Path], workers: int = 1) -> Iterator[Callable[[Document], None]]:
+def shards_by_id(outputs: Sequence[Path], workers: int = 1) -> Iterator[Callable[[Document], object]]:
     """`sharded_writer` with the shard that a document's id names."""
     with sharded_writer(outputs, workers) as write:
         yield lambda document: write(int(document["id"], 16) % len(outputs), document)
