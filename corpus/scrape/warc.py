@@ -191,13 +191,6 @@ def _parsed(record: Any, parse: _Parse) -> Any:
     return DAMAGED if record and record.raw_stream.limit else result
 
 
-def _next_record(file: IO[bytes], start: int) -> int:
-    """Where the next record of a plain file begins after `start`, or the end of the file."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-        line_end = _NEXT.search(view, start)
-        return line_end.end() if line_end else len(view)
-
-
 def read_records(file: IO[bytes], path: Path, parse: _Parse) -> _Located:
     """Yield (start, end, `parse(record)`) of each record from the file's position on, or DAMAGED.
 
@@ -206,52 +199,115 @@ def read_records(file: IO[bytes], path: Path, parse: _Parse) -> _Located:
     Content-Length is wrong is damaged, and the next one is searched for inside it. Raises
     InputError as `read_pages` does.
     """
-    members, total, compressed = _Members(file, path), 0, False
-    first, size = file.tell(), os.fstat(file.fileno()).st_size
-    while (packed := members.begin()) or os.pread(file.fileno(), 1, members.start):
-        start, count, held, whole, cause, resume = members.start, 0, None, False, "", size
-        compressed, members.spans = compressed or packed, False
-        try:
-            if compressed and not packed:
-                raise zlib.error("neither gzip nor zstd")
-            for at, record in _records(members if packed else file):
-                if not record and not packed and held:  # lines of a record that the last one contains?
-                    is_inside = _next_record(file, start + held[0]) < start + at
-                    at, record = (held[0], None) if is_inside else (at, record)
-                if record is False:
-                    continue
-                if held and held[0] != at:
-                    count, total = count + 1, total + (held[1] is not DAMAGED)
-                    yield start if packed else start + held[0], 0, held[1]
-                held = at, _parsed(record, parse)
-                if held[1] is DAMAGED and not packed:
-                    resume = _next_record(file, start + at)
-                    if record and resume == size:
-                        raise _truncated(path, start + at)
-                    break
-                whole = not members.spans
-        except zlib.error as error:
-            if count or (members.spans and not whole):
-                raise InputError(f"{path}: damaged after {total} records ({error}); fetch it again") from None
-            if held and members.spans:  # the next member is damaged, so that no record seems to begin there
-                total += 1
-                yield start, members.start, held[1]
-                start, members.spans = members.start, False
-            held, cause = (0, DAMAGED), str(error)
-            members.seek(start + 1)
-        if held and held[1] is DAMAGED and not compressed:
-            tail = os.pread(file.fileno(), _BLOCK, start + held[0])
-            if start == first and not count and members.seek(start + 1):
-                held = 0, DAMAGED
-            elif resume == size and _WARC.startswith(tail[: len(_WARC)]) and b"\n\r\n" not in tail:
-                raise _truncated(path, start + held[0])
-            else:
-                file.seek(resume)
-        if held:  # only now is the checksum of a single record verified
-            total += held[1] is not DAMAGED
-            if not total and not os.pread(file.fileno(), 1, file.tell()):
-                packing, head = read_head(path)
-                cause = cause or f"{kind_of(head)[0] or 'another format'}{packing and f', {packing}-compressed'}"
-                raise InputError(f"{path}: no WARC record inside ({cause}); name only WARC files, or fetch it again")
-            end = file.tell() if compressed and not count and not members.spans else 0
-            yield start if packed else start + held[0], end, held[1]
+    reading = _Reading(file, path, parse)
+    if not reading.members.begin():
+        yield from reading.plain()
+    yield from reading.compressed()
+
+
+class _Reading:
+    """One call of `read_records`. What follows a record is read first: it may show damage."""
+
+    def __init__(self, file: IO[bytes], path: Path, parse: _Parse) -> None:
+        self.file, self.path, self.parse = file, path, parse
+        self.members = _Members(file, path)
+        self.size = os.fstat(file.fileno()).st_size
+        self.complete = 0  # records that were yielded and are not damaged
+
+    def plain(self) -> _Located:
+        """The records of a plain file.
+
+        If the file begins with damage and has a gzip member or zstd frame, ends there.
+        """
+        first = self.file.tell()
+        while (begin := self.file.tell()) < self.size:
+            for start, result in self._until_damage(begin):
+                if result is not DAMAGED:
+                    self.complete += 1
+                elif begin == first and not self.complete and self.members.seek(begin + 1):
+                    yield begin, 0, DAMAGED
+                    return
+                else:
+                    self._resume_after(start)
+                yield start, 0, result
+
+    def _until_damage(self, begin: int) -> Iterator[tuple[int, Any]]:
+        """(start, result) of the records of a plain file from `begin` on, up to a damaged one."""
+        self.file.seek(begin)
+        last: tuple[int, Any] | None = None
+        for offset, record in _records(self.file):
+            start = begin + offset
+            if not record and last and last[0] < start and self._next_record(last[0]) < start:
+                last = last[0], DAMAGED  # its Content-Length includes the next record's beginning
+                break
+            if record is False:
+                continue
+            if last and last[0] != start:
+                yield last
+            last = start, _parsed(record, self.parse)
+            if last[1] is DAMAGED:
+                if record and self._next_record(start) == self.size:
+                    raise _truncated(self.path, start)
+                break
+        if last:
+            yield last
+
+    def _next_record(self, start: int) -> int:
+        """Where the next record of a plain file begins after `start`, or the end of the file."""
+        with mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            line_end = _NEXT.search(view, start)
+            return line_end.end() if line_end else len(view)
+
+    def _resume_after(self, damaged: int) -> None:
+        """Move to the next record of a plain file. Raises TruncatedError if it ends in a header."""
+        following = self._next_record(damaged)
+        if following == self.size:
+            head = os.pread(self.file.fileno(), _BLOCK, damaged)
+            if _WARC.startswith(head[: len(_WARC)]) and b"\n\r\n" not in head:
+                raise _truncated(self.path, damaged)
+        self.file.seek(following)
+        self._require_record()
+
+    def compressed(self) -> _Located:
+        """The records of gzip members or zstd frames.
+
+        Raises InputError if a damaged member has parts of several records.
+        """
+        members = self.members
+        while (is_member := members.begin()) or os.pread(self.file.fileno(), 1, members.start):
+            start, others, last, cause = members.start, 0, None, ""
+            members.spans = is_alone = False  # is_alone: one member has the whole record
+            try:
+                if not is_member:
+                    raise zlib.error("neither gzip nor zstd")
+                for offset, record in _records(members):
+                    if record is False:
+                        continue
+                    if last and last[0] != offset:
+                        others += 1
+                        self.complete += last[1] is not DAMAGED
+                        yield start, 0, last[1]
+                    last = offset, _parsed(record, self.parse)
+                    is_alone = not members.spans
+            except zlib.error as error:
+                if others or (members.spans and not is_alone):
+                    cause = f"damaged after {self.complete} records ({error})"
+                    raise InputError(f"{self.path}: {cause}; fetch it again") from None
+                if last and members.spans:  # the next member is damaged; it seemed to go on with this record
+                    self.complete += last[1] is not DAMAGED
+                    yield start, members.start, last[1]
+                    start, members.spans = members.start, False
+                last, cause = (0, DAMAGED), str(error)
+                members.seek(start + 1)
+            if last:
+                self.complete += last[1] is not DAMAGED
+                self._require_record(cause)
+                yield start, 0 if others or members.spans else self.file.tell(), last[1]
+
+    def _require_record(self, cause: str = "") -> None:
+        """Raise InputError at the end of a file without a complete record."""
+        if self.complete or os.pread(self.file.fileno(), 1, self.file.tell()):
+            return
+        packing, head = read_head(self.path)
+        cause = cause or f"{kind_of(head)[0] or 'another format'}{packing and f', {packing}-compressed'}"
+        raise InputError(f"{self.path}: no WARC record inside ({cause}); name only WARC files, or fetch it again")

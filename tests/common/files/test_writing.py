@@ -21,16 +21,6 @@ from common.files.writing import replace_folder, swap_folder
 from tests.helpers import document, read_shard, write_shard
 
 
-def test_a_shard_comes_back_as_it_was_written_and_equal_documents_make_equal_bytes(tmp_path: Path) -> None:
-    documents = [document(number, f"text {number} é\n") for number in range(1000)]
-    first, second = (write_shard(tmp_path / f"{name}.jsonl.zst", documents) for name in "ab")
-    data = first.read_bytes()
-    assert read_shard(first) == documents and data == second.read_bytes()
-    first.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :])
-    with pytest.raises(InputError, match=r"a\.jsonl\.zst"):
-        read_shard(first)
-
-
 def test_an_error_while_writing_leaves_no_file_and_keeps_the_old_one(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "a.jsonl.zst", [document(1, "old")])
     with pytest.raises(RuntimeError), document_writer(path) as write:
