@@ -76,7 +76,7 @@ def merge(
     source = _open(path, output, options, tokenizer, force)
     kept = getattr(torch, dtype) if dtype else widest_dtype(source)
 
-    with replace_folder(output, lambda old, _new: _check_older(output, old, force)) as temporary:
+    with replace_folder(output, lambda old: _check_older(output, old, force)) as temporary:
         result = _convert_and_prove(source, temporary, kept, max_shard_size)
         _describe(source, temporary, kept, result)
     if result.replicas.drifted:

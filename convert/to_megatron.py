@@ -33,7 +33,7 @@ def convert(path: Path, output: Path, *, form: str, tp: int, pp: int = 1, option
     from convert.sources.find import open_source
     from convert.targets import megatron, torch_dist
 
-    def check(old: Path, _new: Path | None = None) -> None:
+    def check(old: Path) -> None:
         if any(old.iterdir()):
             raise InputError(f"{output}: exists already; choose another --output, or remove it")
 

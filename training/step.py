@@ -28,7 +28,6 @@ from training.dataset.batches import (
     read_batch,
 )
 from training.dataset.blend import Blend
-from training.optimizer import take_step
 from training.parallel.data_parallel import before_backward, reshard
 from training.parallel.gradients import clip_factor, global_norm, sync_gradients
 from training.parallel.layout import coordinates
@@ -113,7 +112,7 @@ def train_step(
         return step._replace(taken=False)
     with session.timers("optimizer"):
         factor = clip_factor(session.experiment.train.clip_grad, norm) / scale
-        take_step(session.optimizer, rate, factor.float())
+        session.optimizer.step(rate, factor.float())
         session.optimizer.zero_grad()
     return step
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from common.tokenizer import Tokenizer
-from training.checkpoint.files import StoredTensor
+from training.checkpoint.files import Block, StoredTensor
 from training.moments import ADAMW, moments_of
 from training.tensors import Sizes, all_names, leaf_of
 
@@ -105,13 +105,6 @@ class QKV:
         return parts.movedim(0, 3 if self.version == 1 else 2).flatten(0, 3)
 
 
-class Block(NamedTuple):
-    """A rectangle of a tensor."""
-
-    offset: tuple[int, ...]
-    tensor: StoredTensor
-
-
 @dataclass(frozen=True)
 class Sharded:
     """A whole tensor as the blocks that its holders have. Raises CheckpointError unless they tile it.
@@ -125,9 +118,12 @@ class Sharded:
     """The same values elsewhere, by holder ("tensor rank 1", "pipeline stage 3"): compared, never used."""
 
     def __post_init__(self) -> None:
-        covered = sum(math.prod(block.tensor.shape) for block in self.blocks)
-        low = np.array([block.offset for block in self.blocks]).reshape(len(self.blocks), len(self.shape))
-        high = low + np.array([block.tensor.shape for block in self.blocks]).reshape(low.shape)
+        regions = [block.region for block in self.blocks]
+        covered = sum(region.size for region in regions)
+        low, high = (
+            np.array(ends).reshape(len(regions), len(self.shape))
+            for ends in ([region.offset for region in regions], [region.end for region in regions])
+        )
         # (block, block): whether they share an element, as a block that is not empty does with itself
         shared = (np.minimum(high[:, None], high) > np.maximum(low[:, None], low)).all(-1)
         if (high > self.shape).any() or covered != math.prod(self.shape) or shared.sum() > shared.trace():
@@ -143,8 +139,8 @@ class Sharded:
         if len(self.blocks) == 1:
             return self.blocks[0].tensor.read()
         whole = torch.empty(self.shape, dtype=self.dtype)
-        for offset, stored in self.blocks:
-            whole[tuple(map(slice, offset, map(add, offset, stored.shape)))] = stored.read()
+        for block in self.blocks:
+            whole[block.region.slices] = block.tensor.read()
         return whole
 
     def bands(self, elements: int) -> Iterator[tuple[tuple[int, ...], Tensor]]:

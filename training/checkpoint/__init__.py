@@ -9,7 +9,7 @@ MODEL_FOLDER/best            with `train.keep_best`, of the one with the lowest 
 
 from training.checkpoint.lookup import check_fits, newest, resolve
 from training.checkpoint.manifest import Manifest, Progress, read_manifest, verify
-from training.checkpoint.parts import Shard, held_shards, load, load_weights, state_tensors
+from training.checkpoint.parts import held_shards, load, load_weights, state_tensors
 from training.checkpoint.replicas import Replicas, compare_replicas
 from training.checkpoint.writing import SavedRun, write
 
@@ -18,7 +18,6 @@ __all__ = [
     "Progress",
     "Replicas",
     "SavedRun",
-    "Shard",
     "check_fits",
     "compare_replicas",
     "held_shards",

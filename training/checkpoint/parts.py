@@ -1,10 +1,11 @@
-"""The tensors of a checkpoint as the parts that its ranks hold, written, and read in any layout.
+"""The tensors of a checkpoint, written as the parts that the ranks hold, and read in any layout.
 
-They are `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` (not of Muon's matrices) and `step`. There is no random state
-to save: dropout and data order are pure functions of the seed and the position in the run.
+They are `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` (not of Muon's matrices) and `step`. There
+is no random state to save: dropout and data order are pure functions of the seed and the position
+in the run.
 
-tensors.json says of each tensor its shape and its parts: rectangles that tile it, each a tensor of the same name in a
-safetensors file. A part that several ranks hold is written by one of them.
+tensors.json has the shape and the parts of each tensor. The parts are rectangles that tile it; each
+is a tensor of the same name in a safetensors file. One of the ranks that hold a part writes it.
 
     {"model.wpe.weight": {"shape": [1024, 768], "parts": [
         {"file": "rank_0_0.safetensors", "offset": [0, 0], "shape": [512, 768]}, …]}, …}
@@ -12,12 +13,11 @@ safetensors file. A part that several ranks hold is written by one of them.
 A checkpoint has the true vocabulary rows only: padding belongs to a layout, and is zero after a load.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,10 +26,11 @@ from torch import Tensor, nn
 
 from common.errors import CheckpointError
 from common.files import digest, write_json
-from training.checkpoint.files import THREADS, StoredTensor, read_file, write_file
+from training.checkpoint.files import THREADS, Block, read_file, write_file
 from training.checkpoint.manifest import Manifest
 from training.parallel.collectives import all_gather, run_on_all_ranks
-from training.parallel.dtensor import local_shard, shard_bounds, true_shape
+from training.parallel.dtensor import local_shard, shard_region, true_shape
+from training.region import Region
 from training.tensors import Sizes, all_names, leaf_of
 
 TENSORS = "tensors.json"
@@ -37,22 +38,8 @@ _MIN_FILE = 64 << 20  # bytes: a rank starts a second file only above this
 _MAX_FILES = 16  # per rank, unless single tensors are larger than a sixteenth of the rank's total
 
 
-class Shard(NamedTuple):
-    """A rectangle of a tensor: what a rank holds of it, without vocabulary padding; it may be empty."""
-
-    whole: tuple[int, ...]
-    """The tensor's shape in a checkpoint."""
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-
-class StoredPart(BaseModel):
-    """A shard in a file."""
+class Part(BaseModel):
+    """A part of a tensor, in tensors.json."""
 
     file: str
     offset: tuple[NonNegativeInt, ...]
@@ -63,14 +50,16 @@ class Entry(BaseModel):
     """A tensor in tensors.json."""
 
     shape: tuple[NonNegativeInt, ...]
-    parts: list[StoredPart]
+    parts: list[Part]
 
 
-_INDEX = TypeAdapter(dict[str, Entry])
+Index = dict[str, Entry]
+"""The content of tensors.json."""
+_INDEX = TypeAdapter(Index)
 
 
 def state_tensors(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The parameters and optimiser state by their names in a checkpoint, vocabulary padding included.
+    """The parameters and optimiser state by their names in a checkpoint, with vocabulary padding.
 
     All alias live memory.
     """
@@ -82,23 +71,26 @@ def state_tensors(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim
     return tensors
 
 
-def held_shards(tensors: Mapping[str, Tensor], vocab_size: int) -> tuple[dict[str, Shard], dict[str, Tensor]]:
-    """What this rank holds of each tensor of a checkpoint: which part of it, and its values, which alias the tensor."""
+def held_shards(tensors: Mapping[str, Tensor], vocab_size: int) -> tuple[dict[str, Region], dict[str, Tensor]]:
+    """The region of each tensor that this rank holds, without padding, and its values, which alias the tensor."""
     shards, values = {}, {}
     for key, tensor in tensors.items():
-        whole = tuple(true_shape(key.partition(".")[2], tensor, vocab_size))
-        shape, offset = shard_bounds(tensor)
-        values[key] = local_shard(tensor.detach())
-        if whole != tuple(tensor.shape):
-            shape = (max(0, min(shape[0], whole[0] - offset[0])), *shape[1:])
-            values[key] = values[key][: shape[0]]
-        shards[key] = Shard(whole, offset, shape)
+        shards[key] = shard_region(tensor).intersection(Region.whole(_shape(key, tensor, vocab_size)))
+        values[key] = local_shard(tensor.detach())[Region.whole(shards[key].shape).slices]
     return shards, values
 
 
-def choose_shards(shards: Mapping[str, Shard], group: Any = None) -> dict[str, Shard]:
-    """Choose the shards that this rank writes; all ranks write about as many bytes (a collective call)."""
-    holders: dict[tuple[str, Shard], list[int]] = {}
+def _shape(key: str, tensor: Tensor, vocab_size: int) -> torch.Size:
+    """The shape of a tensor in a checkpoint."""
+    return true_shape(key.partition(".")[2], tensor, vocab_size)
+
+
+# --------------------------------------------------------------------------------------------------------------- write
+
+
+def choose_shards(shards: Mapping[str, Region], group: Any = None) -> dict[str, Region]:
+    """The shards that this rank writes; all ranks write about as many bytes (a collective call)."""
+    holders: dict[tuple[str, Region], list[int]] = {}
     for rank, held in enumerate(all_gather({key: shard for key, shard in shards.items() if shard.size}, group)):
         for item in held.items():
             holders.setdefault(item, []).append(rank)
@@ -112,42 +104,23 @@ def choose_shards(shards: Mapping[str, Shard], group: Any = None) -> dict[str, S
 
 
 def write_shards(
-    folder: Path, rank: int, shards: Mapping[str, Shard], values: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Write float32 `shards`; returns the files' manifest entries, and what tensors.json says of each shard.
+    folder: Path, rank: int, shards: Mapping[str, Region], values: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write float32 `shards`; returns the manifest's entry of each file, and each tensor's part.
 
-    Several threads write; each copies one tensor at a time to the CPU. Raises OSError when a file cannot be written.
+    Several threads write; each copies one tensor at a time to the CPU. Raises OSError if a file
+    cannot be written.
     """
+    names = _split_into_files({key: torch.float32.itemsize * shard.size for key, shard in shards.items()})
+    contents = {f"rank_{rank}_{number}.safetensors": keys for number, keys in enumerate(names)}
 
-    def write(number: int, keys: list[str]) -> tuple[str, dict[str, Any]]:
-        name = f"rank_{rank}_{number}.safetensors"
-        described = {key: (torch.float32, shards[key].shape) for key in keys}
-        return name, write_file(folder / name, described, map(values.__getitem__, keys))
+    def write(file: str) -> dict[str, Any]:
+        described = {key: (torch.float32, shards[key].shape) for key in contents[file]}
+        return write_file(folder / file, described, map(values.__getitem__, described))
 
-    files = _split_into_files({key: torch.float32.itemsize * shard.size for key, shard in shards.items()})
     with ThreadPoolExecutor(THREADS) as pool:
-        written = list(pool.map(write, range(len(files)), files))
-    places = {
-        key: {
-            "shape": shards[key].whole,
-            "parts": [{"file": name, "offset": shards[key].offset, "shape": shards[key].shape}],
-        }
-        for (name, _), keys in zip(written, files, strict=True)
-        for key in keys
-    }
-    return dict(written), places
-
-
-def write_index(folder: Path, of_ranks: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
-    """Write tensors.json from what `write_shards` returned on each rank. Returns the manifest's entries."""
-    index: dict[str, Any] = {}
-    files: dict[str, Any] = {}
-    for entries, places in of_ranks:
-        files |= entries
-        for key, entry in places.items():
-            index.setdefault(key, {**entry, "parts": []})["parts"] += entry["parts"]
-    write_json(folder / TENSORS, dict(sorted(index.items())), indent=False)
-    return {TENSORS: digest(folder / TENSORS), **dict(sorted(files.items()))}
+        files = dict(zip(contents, pool.map(write, contents), strict=True))
+    return files, {key: {"file": file, **shards[key]._asdict()} for file, keys in contents.items() for key in keys}
 
 
 def _split_into_files(sizes: Mapping[str, int]) -> list[list[str]]:
@@ -164,7 +137,29 @@ def _split_into_files(sizes: Mapping[str, int]) -> list[list[str]]:
     return files
 
 
-def read_index(manifest: Manifest) -> dict[str, Entry]:
+def write_index(folder: Path, written: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
+    """Write tensors.json from what `write_shards` returned on each rank; returns the manifest's entries."""
+    parts: dict[str, list[Any]] = {}
+    files: dict[str, Any] = {}
+    for files_of_rank, parts_of_rank in written:
+        files |= files_of_rank
+        for key, part in parts_of_rank.items():
+            parts.setdefault(key, []).append(part)
+    index = {key: {"shape": _shape_of(parts[key]), "parts": parts[key]} for key in sorted(parts)}
+    write_json(folder / TENSORS, index, indent=False)
+    return {TENSORS: digest(folder / TENSORS), **dict(sorted(files.items()))}
+
+
+def _shape_of(parts: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """The shape of a tensor that these parts tile."""
+    ends = (Region(part["offset"], part["shape"]).end for part in parts)
+    return tuple(map(max, zip(*ends, strict=True)))
+
+
+# ---------------------------------------------------------------------------------------------------------------- read
+
+
+def read_index(manifest: Manifest) -> Index:
     """The tensors of a checkpoint. Raises CheckpointError unless tensors.json names files of the checkpoint."""
     path = manifest.path / TENSORS
     try:
@@ -180,84 +175,35 @@ def read_index(manifest: Manifest) -> dict[str, Entry]:
     return index
 
 
-def stored_tensors(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], StoredTensor]]]]:
-    """The shape of each tensor, and its parts in files with their offsets."""
-    index = read_index(manifest)
-    files = {part.file for entry in index.values() for part in entry.parts}
-    opened = {file: read_file(manifest.path / file) for file in files}
-    return {
-        key: (
-            entry.shape,
-            [(part.offset, _part_of(manifest.path, opened[part.file], key, part)) for part in entry.parts],
-        )
-        for key, entry in index.items()
-    }
+def open_blocks(manifest: Manifest, index: Index, regions: Mapping[str, Region]) -> dict[str, tuple[Block, ...]]:
+    """The stored blocks that overlap each region; opens only the files that have one.
 
-
-def _part_of(folder: Path, opened: Mapping[str, StoredTensor], key: str, part: StoredPart) -> StoredTensor:
-    if key not in opened or opened[key].shape != part.shape:
-        raise CheckpointError(
-            f"{folder / part.file}: has no {key!r} of shape {list(part.shape)}, but {TENSORS} says so"
-        )
-    return opened[key]
-
-
-def read_shards(manifest: Manifest, shards: Mapping[str, Shard], values: Mapping[str, Tensor]) -> None:
-    """Fill the values of `shards` in place.
-
-    Raises CheckpointError for a tensor that is missing or has another shape, OSError for a file that cannot be read.
+    Raises CheckpointError if a tensor is missing from its file, or has another shape there.
     """
-    index = read_index(manifest)
-    by_file: dict[str, list[tuple[str, StoredPart]]] = {}
-    for key, shard in shards.items():
-        if key not in index or index[key].shape != shard.whole:
-            raise CheckpointError(f"{manifest.path / TENSORS}: no {key!r} of shape {list(shard.whole)}")
-        count = 0
-        for part in index[key].parts:
-            if size := math.prod(end - start for start, end in _overlap(part, shard)):
-                by_file.setdefault(part.file, []).append((key, part))
-                count += size
-        if count != shard.size:
-            raise CheckpointError(f"{manifest.path / TENSORS}: the parts of {key!r} do not make it up")
-
-    def read(file: str) -> None:
-        opened = read_file(manifest.path / file)
-        for key, part in by_file[file]:
-            _copy_overlap(_part_of(manifest.path, opened, key, part), part, shards[key], values[key])
-
+    parts = {
+        key: [part for part in index[key].parts if region.intersection(Region(part.offset, part.shape)).size]
+        for key, region in regions.items()
+    }
+    files = {part.file for chosen in parts.values() for part in chosen}
     with ThreadPoolExecutor(THREADS) as pool:
-        for _ in pool.map(read, by_file):
-            pass
-
-
-def _overlap(part: StoredPart, wanted: Shard) -> list[tuple[int, int]]:
-    """Start and end of what two rectangles share, along each dimension of the whole tensor."""
-    both = zip(part.offset, part.shape, wanted.offset, wanted.shape, strict=True)
-    return [(max(a, b), max(a, b, min(a + m, b + n))) for a, m, b, n in both]
-
-
-def _copy_overlap(stored: StoredTensor, part: StoredPart, wanted: Shard, target: Tensor) -> None:
-    """Read what `part` and `wanted` share: whole rows of the part, from which columns are cut in memory."""
-    shared = _overlap(part, wanted)
-    inside = tuple(slice(start - at, end - at) for (start, end), at in zip(shared, wanted.offset, strict=True))
-    if shared:
-        stored = stored.rows(shared[0][0] - part.offset[0], shared[0][1] - part.offset[0])
-    columns = tuple(slice(start - at, end - at) for (start, end), at in zip(shared, part.offset, strict=True))[1:]
-    region = target[inside]
-    if region.shape == stored.shape:
-        stored.read_into(region)
-    else:
-        region.copy_(stored.read()[(slice(None), *columns)])
+        opened = dict(zip(files, pool.map(lambda file: read_file(manifest.path / file), files), strict=True))
+    for key, chosen in parts.items():
+        for part in chosen:
+            if key not in opened[part.file] or opened[part.file][key].shape != part.shape:
+                raise CheckpointError(
+                    f"{manifest.path / part.file}: has no {key!r} of shape {list(part.shape)}, but {TENSORS} says so"
+                )
+    return {key: tuple(Block(part.offset, opened[part.file][key]) for part in parts[key]) for key in parts}
 
 
 def load(manifest: Manifest, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint into this rank's parameters and optimiser state, in any layout (a collective call).
+    """Load a checkpoint into this rank's parameters and optimiser state (a collective call).
 
-    Each rank reads its own shards, in place. Raises CheckpointError on all ranks if files are missing or damaged after
-    their verification.
+    Each rank reads its own shards, in place and in any layout. Raises CheckpointError on all ranks
+    if files are missing or damaged after their verification.
     """
     tensors = state_tensors(parameters, optimizer)
-    run_on_all_ranks(lambda: _read(manifest, tensors))
+    run_on_all_ranks(lambda: _fill(manifest, tensors))
     for parameter in parameters.values():
         optimizer.state[parameter]["step"].copy_(tensors["step"])
 
@@ -267,17 +213,32 @@ def load_weights(manifest: Manifest) -> dict[str, Tensor]:
     model = manifest.experiment.model
     sizes = Sizes(model.n_embd, 4 * model.n_embd, model.seq_len, model.vocab_size)
     weights = {name: torch.empty(leaf_of(name).shape(sizes)) for name in all_names(model.n_layer)}
-    _read(manifest, {f"model.{name}": tensor for name, tensor in weights.items()})
+    _fill(manifest, {f"model.{name}": tensor for name, tensor in weights.items()})
     return weights
 
 
-def _read(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
-    """Fill `tensors`; padding rows become zero."""
-    shards, values = held_shards(tensors, manifest.experiment.model.vocab_size)
+def _fill(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
+    """Read this rank's shards of `tensors`; padding rows become zero."""
+    path, index, vocab_size = manifest.path / TENSORS, read_index(manifest), manifest.experiment.model.vocab_size
     for key, tensor in tensors.items():
-        if tensor.dim():
-            local_shard(tensor.detach())[shards[key].shape[0] :].zero_()
+        shape = _shape(key, tensor, vocab_size)
+        if key not in index or index[key].shape != shape:
+            raise CheckpointError(f"{path}: no {key!r} of shape {list(shape)}")
+    shards, values = held_shards(tensors, vocab_size)
+    blocks = open_blocks(manifest, index, shards)
+    for key, shard in shards.items():
+        if sum(shard.intersection(block.region).size for block in blocks[key]) != shard.size:
+            raise CheckpointError(f"{path}: the parts of {key!r} do not make it up")
+        if tensors[key].dim():
+            local_shard(tensors[key].detach())[shard.shape[0] :].zero_()
+
+    def read(key: str) -> None:
+        for block in blocks[key]:
+            block.copy_to(values[key], shards[key])
+
     try:
-        read_shards(manifest, shards, values)
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(read, sorted(shards, key=lambda key: -shards[key].size)):
+                pass
     except OSError as error:
         raise CheckpointError(f"{manifest.path}: cannot be read ({error})") from error
