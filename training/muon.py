@@ -8,9 +8,9 @@ times 0.2 sqrt(max(rows, columns)), so that they are as large as AdamW's and its
 carry over (Liu et al. 2025, section 2.2). Queries, keys and values are orthogonalised separately.
 
 Newton-Schulz needs whole matrices. The ranks of a pipeline stage take groups of as many matrices as
-ranks. In each group, every rank receives the shards of one matrix, orthogonalises it, and returns to
-each rank its shard of the result: two all-to-alls per group. So each layout computes what one
-process computes.
+ranks. In a group, each rank receives the shards of one matrix, orthogonalises it, and returns each
+rank's shard of the result: two all-to-alls per group. So each layout computes what one process
+computes.
 """
 
 import math
@@ -35,7 +35,7 @@ _EPS = 1e-7
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """About the same singular vectors, singular values near 1: (k, rows, columns) -> the same shape.
+    """About the same singular vectors, and values near 1: (k, rows, columns) -> the same shape.
 
     Five steps of a quintic Newton-Schulz iteration in the type of the argument.
     """
@@ -49,14 +49,14 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def _one_holder_each(regions: Sequence[Region], owner: int) -> list[int]:
-    """One rank per distinct region that is not empty: `owner` if it holds it, else the first that does."""
+    """One rank per distinct nonempty region: `owner` if it holds it, else the first that does."""
     first = {region: rank for rank, region in reversed(list(enumerate(regions)))}
     first[regions[owner]] = owner
     return sorted(rank for region, rank in first.items() if region.size)
 
 
 class Muon:
-    """The matrices of one pipeline stage, split over its ranks in any way, and the rank that orthogonalises each."""
+    """The matrices of one pipeline stage, split over its ranks in any way."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Muon:
         n_head: int,
         mesh: DeviceMesh | None,
     ) -> None:
-        """`matrices`: this process's, by name; equal names on the ranks of a stage (a collective call)."""
+        """`matrices`: by name; the ranks of a stage have the same names (a collective call)."""
         self.momentum, self.n_head = momentum, n_head
         self.names = sorted(matrices, key=lambda name: (tuple(matrices[name].shape), name))  # alike in a group
         self.matrices = [matrices[name] for name in self.names]
@@ -85,12 +85,12 @@ class Muon:
         self.regions: list[tuple[Region, ...]] = list(zip(*of_ranks, strict=True))
         """Of each matrix, the region that each rank holds."""
         self.senders = [_one_holder_each(regions, index % self.ranks) for index, regions in enumerate(self.regions)]
-        """Of each matrix, the ranks that together hold all of it; its owner is one of them if possible."""
+        """Ranks that together hold all of each matrix; its owner is one of them if possible."""
 
     def step(self, exp_avgs: list[Tensor], gradients: list[Tensor], rate: float) -> None:
-        """One step of all `matrices`, in place; `exp_avgs` and `gradients` are this rank's shards in their order.
+        """One step of all `matrices`, in place; overwrites the gradients.
 
-        The gradients are overwritten.
+        `exp_avgs` and `gradients` are this rank's shards in the order of `matrices`.
         """
         shards = [local_shard(matrix) for matrix in self.matrices]
         torch._foreach_lerp_(exp_avgs, gradients, 1 - self.momentum)
@@ -116,7 +116,7 @@ class Muon:
         return result.view(count, heads, rows // heads, columns).transpose(0, 1).reshape(update.shape)
 
     def _orthogonal_shards(self, group: list[int], updates: list[Tensor]) -> list[Tensor]:
-        """This rank's shards of a group of matrices, after rank i has orthogonalised matrix i (a collective call)."""
+        """This rank's shards after each rank i has orthogonalised matrix i (a collective call)."""
         if self.group is None:
             return [self._orthogonal(index, updates[index].to(self.dtype)) for index in group]
         mine = group[self.rank] if self.rank < len(group) else None
@@ -138,9 +138,9 @@ class Muon:
         return [shard.view(region.shape) for region, shard in zip(held, shards, strict=False)]
 
     def _all_to_all(self, sent: list[Tensor], sizes: list[int]) -> list[Tensor]:
-        """Send a tensor to each of the first ranks; returns `sizes[rank]` elements from each (a collective call).
+        """Send tensor i to rank i; returns `sizes[i]` elements of rank i (a collective call).
 
-        The elements have the type of the products.
+        Both are sent as `dtype`; missing ones are empty.
         """
         sizes = sizes + [0] * (self.ranks - len(sizes))
         nothing = torch.empty(0, device=self.device, dtype=self.dtype)

@@ -58,7 +58,7 @@ def learning_rate(iteration: int, train: TrainSettings) -> float:
 
 
 def rate_change(before: TrainSettings, now: TrainSettings, taken: int) -> str:
-    """A message if the settings `now` change the learning rate of a run that resumes after `taken` steps, or "".
+    """A message if the settings `now` change the learning rate after `taken` steps, or "".
 
     Raising `iterations` stretches a schedule that ends at the last iteration.
     """
@@ -72,16 +72,16 @@ def rate_change(before: TrainSettings, now: TrainSettings, taken: int) -> str:
 
 
 def steps_taken(optimizer: torch.optim.Optimizer) -> int:
-    """Steps taken by an optimiser of `make_optimizer`, with those before a resume, without skipped ones."""
+    """Steps taken by an optimiser, including those before a resume, without skipped ones."""
     return round(float(next(iter(optimizer.state.values()))["step"]))
 
 
 class Optimizer(torch.optim.AdamW):
-    """AdamW, and Muon for a group that has it, on this process's shards: DTensors would cost 0.1 ms each."""
+    """AdamW, and Muon for a group that has it, on shards: a DTensor would cost the host 0.1 ms."""
 
     @torch.no_grad()
     def step(self, rate: float, factor: Tensor) -> None:  # type: ignore[override]
-        """One step at `rate` times each group's `scale`, with gradients times `factor`, float32, shape ()."""
+        """One step at `rate` times each group's `scale`; multiplies the gradients by `factor`."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             gradients = [local_shard(parameter.grad) for parameter in parameters]
@@ -119,10 +119,10 @@ def adamw_scale(train: TrainSettings) -> float:
 def make_optimizer(
     named: Mapping[str, nn.Parameter], experiment: Experiment, mesh: DeviceMesh | None = None
 ) -> Optimizer:
-    """The optimiser of `train.optimizer`; `named`: this process's parameters by their names in the whole model.
+    """The optimiser of this process's parameters, by their names (a collective call over `mesh`).
 
     Weight decay is for those that `train.no_decay` does not name. The state is allocated here, all
-    zeros, so that a checkpoint can be loaded into it in place. A collective call over `mesh`.
+    zeros: a checkpoint is loaded into it in place.
     """
     train = experiment.train
     moments = {name: moments_of(leaf_of(name), train.optimizer) for name in named}

@@ -1,4 +1,4 @@
-"""A rectangle of a tensor: a rank's shard, a part in a file, a block of another layout. Imports no torch."""
+"""A rectangle of a tensor: a rank's shard, a part in a file, a block of another layout."""
 
 import math
 from collections.abc import Sequence

@@ -3,8 +3,9 @@
     bytes  content
     8      N, little-endian
     N      JSON, padded with spaces so that the tensors begin at a multiple of 8:
-           {"__metadata__": {"format": "pt"}, "wpe": {"dtype": "F16", "shape": [8, 3], "data_offsets": [0, 48]}, …}
-    rest   the tensors, contiguous, little-endian, one after the other; offsets count from the first of them
+           {"__metadata__": {"format": "pt"},
+            "wpe": {"dtype": "F16", "shape": [8, 3], "data_offsets": [0, 48]}, …}
+    rest   the tensors, contiguous, little-endian; offsets count from the first one's start
 
 The library checks a header. Its `save_file` needs all tensors in memory; this writer needs only
 their shapes at the start. The library reads through a memory map, whose pages count as memory of
@@ -56,7 +57,7 @@ Described = tuple[torch.dtype, tuple[int, ...]]
 
 
 class HashedFile:
-    """A new file that is hashed during the write, and fsynced when it is closed."""
+    """A new file that is hashed during the write and fsynced when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.size = path, 0
@@ -84,7 +85,7 @@ class HashedFile:
         return {"size": self.size, "xxh3": self._hash.hexdigest()}
 
     def write(self, data: Any) -> int:
-        """Append bytes; returns their number."""
+        """Append bytes; returns how many."""
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), _CHUNK):
@@ -162,14 +163,18 @@ class StoredTensor:
             object.__setattr__(self, "stride", None)
 
     def read(self) -> Tensor:
-        """A new contiguous tensor. Raises OSError naming the file if it ends early or cannot be read."""
-        if self.stride is None or math.prod(self.shape) == 0:
-            return self._read_span(math.prod(self.shape)).view(self.shape)
-        span = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        return self._read_span(span).as_strided(self.shape, self.stride).contiguous()
+        """A new contiguous tensor. Raises OSError naming a file that is unreadable or too short."""
+        count = math.prod(self.shape)
+        if self.stride is not None and count:
+            count = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        flat = torch.empty(count, dtype=self.dtype)
+        self._read_bytes(flat)
+        if self.stride is None or not count:
+            return flat.view(self.shape)
+        return flat.as_strided(self.shape, self.stride).contiguous()
 
     def read_into(self, target: Tensor) -> None:
-        """Fill a tensor of the same shape; no copy if it is contiguous, on the CPU and of this type."""
+        """Fill a tensor of this shape; no copy if it is contiguous, on the CPU and of this type."""
         if self.stride is None and (target.dtype, target.device.type) == (self.dtype, "cpu") and target.is_contiguous():
             self._read_bytes(target)
         else:
@@ -185,11 +190,6 @@ class StoredTensor:
         """One row, without the first dimension: a layer of a stacked tensor."""
         one = self.rows(row, row + 1)
         return replace(one, shape=one.shape[1:], stride=one.stride and one.stride[1:])
-
-    def _read_span(self, count: int) -> Tensor:
-        tensor = torch.empty(count, dtype=self.dtype)
-        self._read_bytes(tensor)
-        return tensor
 
     def _read_bytes(self, tensor: Tensor) -> None:
         if self.check is not None:

@@ -1,10 +1,10 @@
-"""A checkpoint's manifest.json, written last: progress, settings, identity of the data, file hashes.
+"""manifest.json, written last: progress, settings, identity of the data, and a hash per file.
 
-A vocabulary other than the packaged one is copied to MODEL_FOLDER/tokenizer, and the manifest names
-the copies relative to the model folder, which can therefore be moved.
+A vocabulary other than the packaged one is copied to MODEL_FOLDER/tokenizer. The manifest names the
+copies relative to the model folder, which can therefore be moved.
 
-The manifest also names the settings that differ from their default: a later version of the toolkit
-that lacks another setting still reads it, as it reads settings.yaml.
+`given` names the settings that differ from their default. As in settings.yaml, a later version of
+the toolkit ignores other settings that it lacks.
 """
 
 import math
@@ -61,16 +61,16 @@ class Progress:
 
     def end(self, train: TrainSettings) -> str:
         """Why the run ends here, or "" if it continues."""
-        at, since = f"iteration {self.iteration} of {train.iterations}", self.best.get("since", 0)
+        since, at = self.best.get("since", 0), f"iteration {self.iteration} of {train.iterations}"
         if not is_end(train, self.iteration, since):
             return ""
-        lowest = self.best.get("loss", math.inf)
-        early = f"{at}: no validation loss below {lowest:.4f} in {since} runs"
-        return early if self.iteration < train.iterations else at
+        if self.iteration >= train.iterations:
+            return at
+        return f"{at}: no validation loss below {self.best.get('loss', math.inf):.4f} in {since} runs"
 
 
 class Manifest(BaseModel):
-    """The content of a manifest.json."""
+    """The content of manifest.json."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
@@ -112,7 +112,7 @@ class Manifest(BaseModel):
 
 
 def copy_vocabulary(model_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
-    """Copy the vocabulary files to a model folder unless they are there; returns their relative paths as settings."""
+    """Copy missing vocabulary files to a model folder; returns settings with the relative paths."""
     copies: dict[str, Path] = {}
     for key, name in _VOCABULARY.items():
         original, copy = getattr(tokenize, key), model_folder / name
@@ -131,10 +131,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of one checkpoint, with the vocabulary's paths relative to the working directory.
+    """The manifest of a checkpoint, with vocabulary paths relative to the working directory.
 
-    Raises CheckpointError if it is missing or damaged, CheckpointVersionError if this version must
-    not read it.
+    Raises CheckpointError if it is missing or damaged, CheckpointVersionError if it is of a version
+    that this one cannot resume.
     """
     path = folder / MANIFEST
     try:
@@ -165,9 +165,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(manifest: Manifest, share: slice = slice(None), *, content: bool = True) -> None:
-    """Compare a checkpoint's files, or a share of them, with its manifest.
+    """Compare a share of a checkpoint's files with its manifest; without `content` only sizes.
 
-    Without `content` only sizes are compared. Raises CheckpointError for the first file that differs.
+    Raises CheckpointError for the first file that differs.
     """
 
     def check(name: str) -> None:

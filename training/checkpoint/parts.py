@@ -10,7 +10,7 @@ is a tensor of the same name in a safetensors file. One of the ranks that hold a
     {"model.wpe.weight": {"shape": [1024, 768], "parts": [
         {"file": "rank_0_0.safetensors", "offset": [0, 0], "shape": [512, 768]}, …]}, …}
 
-A checkpoint has the true vocabulary rows only: padding belongs to a layout, and is zero after a load.
+A checkpoint has the true vocabulary rows only: padding belongs to a layout, and loads as zeros.
 """
 
 from collections import Counter
@@ -72,7 +72,7 @@ def state_tensors(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim
 
 
 def held_shards(tensors: Mapping[str, Tensor], vocab_size: int) -> tuple[dict[str, Region], dict[str, Tensor]]:
-    """The region of each tensor that this rank holds, without padding, and its values, which alias the tensor."""
+    """This rank's region of each tensor, without padding, and the values there, which alias it."""
     shards, values = {}, {}
     for key, tensor in tensors.items():
         shards[key] = shard_region(tensor).intersection(Region.whole(_shape(key, tensor, vocab_size)))
@@ -83,9 +83,6 @@ def held_shards(tensors: Mapping[str, Tensor], vocab_size: int) -> tuple[dict[st
 def _shape(key: str, tensor: Tensor, vocab_size: int) -> torch.Size:
     """The shape of a tensor in a checkpoint."""
     return true_shape(key.partition(".")[2], tensor, vocab_size)
-
-
-# --------------------------------------------------------------------------------------------------------------- write
 
 
 def choose_shards(shards: Mapping[str, Region], group: Any = None) -> dict[str, Region]:
@@ -124,7 +121,7 @@ def write_shards(
 
 
 def _split_into_files(sizes: Mapping[str, int]) -> list[list[str]]:
-    """The tensors of each file, largest first, so that the threads finish at about the same time."""
+    """The tensors of each file, largest first: the threads finish at about the same time."""
     limit = max(_MIN_FILE, sum(sizes.values()) // _MAX_FILES)
     files: list[list[str]] = []
     room = 0
@@ -138,29 +135,23 @@ def _split_into_files(sizes: Mapping[str, int]) -> list[list[str]]:
 
 
 def write_index(folder: Path, written: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
-    """Write tensors.json from what `write_shards` returned on each rank; returns the manifest's entries."""
+    """Write tensors.json from each rank's `write_shards`; returns the manifest's file entries."""
     parts: dict[str, list[Any]] = {}
     files: dict[str, Any] = {}
     for files_of_rank, parts_of_rank in written:
         files |= files_of_rank
         for key, part in parts_of_rank.items():
             parts.setdefault(key, []).append(part)
-    index = {key: {"shape": _shape_of(parts[key]), "parts": parts[key]} for key in sorted(parts)}
+    index = {}
+    for key in sorted(parts):
+        ends = (Region(part["offset"], part["shape"]).end for part in parts[key])  # the parts tile the tensor
+        index[key] = {"shape": [max(along) for along in zip(*ends, strict=True)], "parts": parts[key]}
     write_json(folder / TENSORS, index, indent=False)
     return {TENSORS: digest(folder / TENSORS), **dict(sorted(files.items()))}
 
 
-def _shape_of(parts: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-    """The shape of a tensor that these parts tile."""
-    ends = (Region(part["offset"], part["shape"]).end for part in parts)
-    return tuple(map(max, zip(*ends, strict=True)))
-
-
-# ---------------------------------------------------------------------------------------------------------------- read
-
-
 def read_index(manifest: Manifest) -> Index:
-    """The tensors of a checkpoint. Raises CheckpointError unless tensors.json names files of the checkpoint."""
+    """Read tensors.json. Raises CheckpointError if it is damaged or names an unlisted file."""
     path = manifest.path / TENSORS
     try:
         index = _INDEX.validate_json(path.read_bytes())
@@ -209,7 +200,7 @@ def load(manifest: Manifest, parameters: Mapping[str, nn.Parameter], optimizer: 
 
 
 def load_weights(manifest: Manifest) -> dict[str, Tensor]:
-    """The full model of a checkpoint, in this process: {name: float32 tensor}, without vocabulary padding."""
+    """The full model, in this process: {name: float32 tensor}, without vocabulary padding."""
     model = manifest.experiment.model
     sizes = Sizes(model.n_embd, 4 * model.n_embd, model.seq_len, model.vocab_size)
     weights = {name: torch.empty(leaf_of(name).shape(sizes)) for name in all_names(model.n_layer)}

@@ -1,12 +1,12 @@
-"""Writes checkpoints, complete or not at all, between two steps or in the background; removes old ones.
+"""Writes checkpoints, complete or not at all, and removes old ones.
 
     with CheckpointWriter(run, parameters, optimizer) as writer:
         writer.save(progress)               # a collective call
     writer.newest                           # the folder of the last checkpoint, complete
 
-A checkpoint is written under a `.tmp` name and renamed after its manifest is on disk. With
-`train.async_save` a save copies the tensors to CPU memory, and a thread writes the copies while
-training continues. Only one such save runs at a time: the next save and the end wait for it, and
+A checkpoint is written under a `.tmp` name and renamed after its manifest is on disk: between two
+steps, or with `train.async_save` in the background. Then a save copies the tensors to CPU memory,
+and a thread writes the copies while training continues. The next save and the end wait for it, and
 raise its error.
 """
 
@@ -49,11 +49,11 @@ class SavedRun:
     data: Blend
     """The training data."""
     may_write: Callable[[], None] = lambda: None
-    """Raises TrainingError on rank 0 if another job has the folder. Called before a save, before the
-    finished checkpoint gets its name, and before an old one is removed."""
+    """Raises TrainingError on rank 0 if another job has the folder. Called before a save, before
+    the rename of the finished checkpoint, and before the removal of an old one."""
     mark: str = ""
     """Part of an unfinished checkpoint's name, equal on all ranks: two jobs never write to the same
-    folder, even if one has lost the run without noticing."""
+    folder, even if one has lost its lock without noticing."""
 
 
 class CheckpointWriter:
@@ -86,7 +86,7 @@ class CheckpointWriter:
     def save(self, progress: Progress) -> None:
         """Write a checkpoint, or start to (a collective call).
 
-        Raises CheckpointError on all ranks if this checkpoint, or the one before it, cannot be written.
+        Raises CheckpointError on all ranks if this save or the previous one failed.
         """
         self.wait()
         replicas = compare_replicas(self._parameters)
@@ -123,10 +123,10 @@ class CheckpointWriter:
         return path
 
     def _prune(self, best: int | None) -> None:
-        """Remove checkpoints older than the newest `keep_last` undamaged ones (a collective call).
+        """Keep the newest `keep_last` undamaged checkpoints; 0 keeps all (a collective call).
 
-        `keep_last` 0 keeps all. Those at multiples of `keep_every` iterations stay, and that of
-        iteration `best`. Nothing more is removed once another job has the folder.
+        Multiples of `keep_every` iterations and iteration `best` stay. Nothing more is removed once
+        another job has the folder.
         """
         keep_last, keep_every, kept = self._train.keep_last, self._train.keep_every, 0
         for folder in all_gather(checkpoint_folders(self.run.folder), self._group)[0] if keep_last else ():
@@ -163,9 +163,9 @@ def write(
 ) -> Path:
     """Write what the ranks hold of each tensor as a checkpoint (a collective call over `group`).
 
-    Returns the checkpoint's folder; an older checkpoint of the same iteration is replaced. `values`
-    are read one by one. Raises CheckpointError on all ranks if a file cannot be written, and what
-    `run.may_write` raises; the unfinished checkpoint is removed then, and older ones stay.
+    Returns its folder, which replaces an older checkpoint of the same iteration. `values` are
+    read one by one. Raises CheckpointError on all ranks if a file cannot be written, and what
+    `run.may_write` raises; then the unfinished checkpoint is removed, and older ones stay.
     """
     final = checkpoint_folder(run.folder, progress.iteration)
     unfinished = final.with_name(".".join(filter(None, (final.name, run.mark, "tmp"))))
@@ -185,7 +185,7 @@ def write(
             shutil.rmtree(unfinished, ignore_errors=True)
         if isinstance(error, ToolkitError):
             raise
-        on_rank0(run.may_write)  # another job may have locked the folder and removed the files
+        on_rank0(run.may_write)  # another job may have removed the files
         last = all_gather([folder.name for folder in checkpoint_folders(run.folder)[:1]] or ["none"], group)[0][0]
         raise CheckpointError(
             f"{final}: not saved: {error.strerror or error} ({error.filename or unfinished}); "
@@ -195,7 +195,7 @@ def write(
 
 
 def _prepare(run: SavedRun, unfinished: Path) -> None:
-    """Make the folder of an unfinished checkpoint, and remove those of killed saves and removals."""
+    """Make the unfinished checkpoint's folder, and remove those of killed saves and removals."""
     run.may_write()
     for leftover in run.folder.glob("iter_*.tmp"):
         discard(leftover)
@@ -205,7 +205,7 @@ def _prepare(run: SavedRun, unfinished: Path) -> None:
 def _publish(
     run: SavedRun, unfinished: Path, final: Path, written: Sequence[Any], progress: Progress, replicas: Replicas
 ) -> None:
-    """Write the index and the manifest of a checkpoint, name it, and point `latest` and `best` to it.
+    """Write index and manifest, rename the folder, and point `latest` and `best` to it.
 
     `written` is what `write_shards` returned on each rank.
     """
