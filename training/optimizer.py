@@ -27,11 +27,10 @@ def learning_rate(iteration: int, train: TrainSettings) -> float:
     Skipped steps do not count (Megatron-LM's rule): the next step has the same rate. After the
     warm-up the rate rises only where a cosine begins again (Loshchilov and Hutter 2017).
 
-    Cosine, linear, and warm-up, stable, decay (Hu et al. 2024; sqrt: Hägele et al. 2024) have
-    `min_lr` in iteration `train.decay_end`, counted from 1, and after it. This holds for every
-    length: a cooldown of 0 or 1 iterations, one iteration after the warm-up, a run that ends within
-    a cycle. A warm-up over all iterations ends at `lr`. The inverse square root, Megatron-LM's,
-    passes through `lr` at the end of the warm-up, and has `min_lr` after `train.decay_end`.
+    Cosine, linear and WSD (Hu et al. 2024; sqrt: Hägele et al. 2024) have `min_lr` from iteration
+    `train.decay_end` on, counted from 1, whatever the lengths of cooldown, cycle and warm-up. A
+    warm-up over all iterations ends at `lr`. Megatron-LM's inverse square root passes through `lr`
+    at the end of the warm-up, and has `min_lr` after `train.decay_end`.
     """
     warmup = train.warmup_end
     if iteration < warmup:

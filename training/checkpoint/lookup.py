@@ -100,13 +100,13 @@ def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: B
     # dropout, layout, batch size, learning rate and length may change during a run
     fixed = [("model", key) for key in ("n_layer", "n_head", "n_embd", "seq_len", "vocab_size")]
     for section, key in (*fixed, ("train", "seed"), ("train", "split")):
-        saved, wanted = (getattr(getattr(settings, section), key) for settings in (manifest.experiment, experiment))
+        saved, wanted = (getattr(getattr(settings, section), key) for settings in (manifest, experiment))
         if saved != wanted:
             raise CheckpointError(
                 f"{manifest.path}: models.{name}.{section}.{key} is {wanted} in the configuration, but the "
                 f"checkpoint has {saved}; set it back, or train under another name"
             )
-    before, now = manifest.experiment.train.optimizer, experiment.train.optimizer
+    before, now = manifest.train.optimizer, experiment.train.optimizer
     if before != now and not (now == "muon" and experiment.train.allow_optimizer_change):
         raise CheckpointError(
             f"{manifest.path}: models.{name}.train.optimizer is {now}, but the checkpoint has the moments of {before}; "

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from pydantic import BaseModel, NonNegativeInt, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
@@ -56,6 +55,8 @@ class Entry(BaseModel):
 Index = dict[str, Entry]
 """The content of tensors.json."""
 _INDEX = TypeAdapter(Index)
+Files = Mapping[str, Mapping[str, Region]]
+"""The shards in each of a rank's files, by key."""
 
 
 def state_tensors(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -85,69 +86,64 @@ def _shape(key: str, tensor: Tensor, vocab_size: int) -> torch.Size:
     return true_shape(key.partition(".")[2], tensor, vocab_size)
 
 
-def choose_shards(shards: Mapping[str, Region], group: Any = None) -> dict[str, Region]:
-    """The shards that this rank writes; all ranks write about as many bytes (a collective call)."""
+def plan_files(shards: Mapping[str, Region], group: Any = None) -> list[Files]:
+    """The files of each rank and their shards, equal on all ranks (a collective call).
+
+    A shard that several ranks hold is written by one of them; all ranks write about as many bytes.
+    """
     holders: dict[tuple[str, Region], list[int]] = {}
-    for rank, held in enumerate(all_gather({key: shard for key, shard in shards.items() if shard.size}, group)):
-        for item in held.items():
+    held = all_gather({key: shard for key, shard in shards.items() if shard.size}, group)
+    for rank, of_rank in enumerate(held):
+        for item in of_rank.items():
             holders.setdefault(item, []).append(rank)
-    me, written, mine = dist.get_rank(group) if dist.is_initialized() else 0, Counter[int](), {}
+    chosen: list[dict[str, Region]] = [{} for _ in held]
+    written = Counter[int]()  # elements per rank
     for (key, shard), ranks in sorted(holders.items(), key=lambda item: -item[0][1].size):
         writer = min(ranks, key=written.__getitem__)
         written[writer] += shard.size
-        if writer == me:
-            mine[key] = shard
-    return mine
+        chosen[writer][key] = shard
+    return [_split_into_files(rank, mine) for rank, mine in enumerate(chosen)]
 
 
-def write_shards(
-    folder: Path, rank: int, shards: Mapping[str, Region], values: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write float32 `shards`; returns the manifest's entry of each file, and each tensor's part.
+def _split_into_files(rank: int, shards: Mapping[str, Region]) -> Files:
+    """`shards` come largest first: the threads that write the files end at about the same time."""
+    sizes = {key: torch.float32.itemsize * shard.size for key, shard in shards.items()}
+    limit, room = max(_MIN_FILE, sum(sizes.values()) // _MAX_FILES), 0
+    files: list[dict[str, Region]] = []
+    for key, shard in shards.items():
+        if not files or sizes[key] > room:
+            files.append({})
+            room = limit
+        files[-1][key] = shard
+        room -= sizes[key]
+    return {f"rank_{rank}_{number}.safetensors": content for number, content in enumerate(files)}
+
+
+def write_files(folder: Path, files: Files, values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write a rank's files of float32 tensors; returns the manifest's entry of each.
 
     Several threads write; each copies one tensor at a time to the CPU. Raises OSError if a file
     cannot be written.
     """
-    names = _split_into_files({key: torch.float32.itemsize * shard.size for key, shard in shards.items()})
-    contents = {f"rank_{rank}_{number}.safetensors": keys for number, keys in enumerate(names)}
 
     def write(file: str) -> dict[str, Any]:
-        described = {key: (torch.float32, shards[key].shape) for key in contents[file]}
+        described = {key: (torch.float32, shard.shape) for key, shard in files[file].items()}
         return write_file(folder / file, described, map(values.__getitem__, described))
 
     with ThreadPoolExecutor(THREADS) as pool:
-        files = dict(zip(contents, pool.map(write, contents), strict=True))
-    return files, {key: {"file": file, **shards[key]._asdict()} for file, keys in contents.items() for key in keys}
+        return dict(zip(files, pool.map(write, files), strict=True))
 
 
-def _split_into_files(sizes: Mapping[str, int]) -> list[list[str]]:
-    """The tensors of each file, largest first: the threads finish at about the same time."""
-    limit = max(_MIN_FILE, sum(sizes.values()) // _MAX_FILES)
-    files: list[list[str]] = []
-    room = 0
-    for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
-        if not files or sizes[key] > room:
-            files.append([])
-            room = limit
-        files[-1].append(key)
-        room -= sizes[key]
-    return files
-
-
-def write_index(folder: Path, written: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
-    """Write tensors.json from each rank's `write_shards`; returns the manifest's file entries."""
-    parts: dict[str, list[Any]] = {}
-    files: dict[str, Any] = {}
-    for files_of_rank, parts_of_rank in written:
-        files |= files_of_rank
-        for key, part in parts_of_rank.items():
-            parts.setdefault(key, []).append(part)
-    index = {}
-    for key in sorted(parts):
-        ends = (Region(part["offset"], part["shape"]).end for part in parts[key])  # the parts tile the tensor
-        index[key] = {"shape": [max(along) for along in zip(*ends, strict=True)], "parts": parts[key]}
-    write_json(folder / TENSORS, index, indent=False)
-    return {TENSORS: digest(folder / TENSORS), **dict(sorted(files.items()))}
+def write_index(folder: Path, files: Sequence[Files]) -> dict[str, Any]:
+    """Write tensors.json for the files of all ranks; returns its entry in the manifest."""
+    index: dict[str, dict[str, Any]] = {}
+    for file, shards in (item for of_rank in files for item in of_rank.items()):
+        for key, shard in shards.items():
+            entry = index.setdefault(key, {"shape": shard.end, "parts": []})
+            entry["shape"] = tuple(map(max, entry["shape"], shard.end))  # the parts tile the tensor
+            entry["parts"].append({"file": file, **shard._asdict()})
+    write_json(folder / TENSORS, dict(sorted(index.items())), indent=False)
+    return {TENSORS: digest(folder / TENSORS)}
 
 
 def read_index(manifest: Manifest) -> Index:

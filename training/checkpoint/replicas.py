@@ -52,7 +52,12 @@ def compare_replicas(parameters: Mapping[str, nn.Parameter]) -> Replicas:
     }
     holders = Counter(shard for held in all_gather([shard for shard in shards if shard[1].size]) for shard in held)
     digests: dict[tuple[str, Region], set[bytes]] = {}
-    for of_rank in all_gather({shard: _digest(tensor) for shard, tensor in shards.items() if holders[shard] > 1}):
+    mine = {  # one CPU copy exists at a time
+        shard: xxhash.xxh3_128_digest(tensor.cpu().contiguous().numpy().data)
+        for shard, tensor in shards.items()
+        if holders[shard] > 1
+    }
+    for of_rank in all_gather(mine):
         for shard, digest in of_rank.items():
             digests.setdefault(shard, set()).add(digest)
     drifted: dict[str, float] = {}
@@ -61,11 +66,6 @@ def compare_replicas(parameters: Mapping[str, nn.Parameter]) -> Replicas:
         difference = _largest_difference(shards.get(shard), region, parameters)
         drifted[name] = max(difference, drifted.get(name, 0.0))
     return Replicas(sorted({name for name, _ in digests}), drifted)
-
-
-def _digest(tensor: Tensor) -> bytes:
-    """Hash of a tensor's bytes; one CPU copy exists at a time."""
-    return xxhash.xxh3_128_digest(tensor.cpu().contiguous().numpy().data)
 
 
 def _largest_difference(mine: Tensor | None, region: Region, parameters: Mapping[str, Tensor]) -> float:

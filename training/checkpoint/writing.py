@@ -11,7 +11,7 @@ raise its error.
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -29,7 +29,7 @@ from common.files.writing import swap_folder
 from common.settings import Experiment, TokenizeSettings
 from training.checkpoint.lookup import discard, find_damage, remove
 from training.checkpoint.manifest import Manifest, Progress, copy_vocabulary, write_manifest
-from training.checkpoint.parts import choose_shards, held_shards, state_tensors, write_index, write_shards
+from training.checkpoint.parts import held_shards, plan_files, state_tensors, write_files, write_index
 from training.checkpoint.replicas import Replicas, compare_replicas
 from training.dataset.blend import Blend
 from training.model_folder import checkpoint_folder, checkpoint_folders, iteration_of
@@ -170,16 +170,22 @@ def write(
     final = checkpoint_folder(run.folder, progress.iteration)
     unfinished = final.with_name(".".join(filter(None, (final.name, run.mark, "tmp"))))
     rank = dist.get_rank() if dist.is_initialized() else 0
-    mine = choose_shards(shards, group)
+    files = plan_files(shards, group)
 
     def on_rank0(action: Callable[[], None]) -> None:  # an error is raised on all ranks
         run_on_all_ranks(action if rank == 0 else lambda: None, group)
 
+    def publish() -> None:
+        run.may_write()
+        entries = {**write_index(unfinished, files), **dict(sorted(written.items()))}
+        write_manifest(unfinished, _manifest(run, final, progress, replicas, entries))
+        _rename(run, unfinished, final, progress)
+
     try:
         on_rank0(lambda: _prepare(run, unfinished))
-        written = run_on_all_ranks(lambda: write_shards(unfinished, rank, mine, values), group)
-        of_ranks = all_gather(written, group)
-        on_rank0(lambda: _publish(run, unfinished, final, of_ranks, progress, replicas))
+        mine = run_on_all_ranks(lambda: write_files(unfinished, files[rank], values), group)
+        written = {name: entry for of_rank in all_gather(mine, group) for name, entry in of_rank.items()}
+        on_rank0(publish)
     except (OSError, ToolkitError) as error:
         if rank == 0:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -202,16 +208,10 @@ def _prepare(run: SavedRun, unfinished: Path) -> None:
     unfinished.mkdir()
 
 
-def _publish(
-    run: SavedRun, unfinished: Path, final: Path, written: Sequence[Any], progress: Progress, replicas: Replicas
-) -> None:
-    """Write index and manifest, rename the folder, and point `latest` and `best` to it.
-
-    `written` is what `write_shards` returned on each rank.
-    """
-    run.may_write()
+def _manifest(run: SavedRun, final: Path, progress: Progress, replicas: Replicas, files: dict[str, Any]) -> Manifest:
+    """The manifest of a checkpoint with these files."""
     experiment = run.experiment
-    manifest = Manifest(
+    return Manifest(
         path=final,
         **asdict(progress),
         padded_vocab_size=padded_vocab_size(experiment.model.vocab_size, experiment.parallel.tensor),
@@ -224,13 +224,16 @@ def _publish(
         end_of_text=run.data.end_of_text,
         replicas=replicas,
         torch=torch.__version__,
-        files=write_index(unfinished, written),
+        files=files,
     )
-    write_manifest(unfinished, manifest)
+
+
+def _rename(run: SavedRun, unfinished: Path, final: Path, progress: Progress) -> None:
+    """Give the finished checkpoint its name, and point `latest` and `best` to it."""
     replaced = final.with_name(final.name + ".old.tmp")
     swap_folder(unfinished, final, replaced)
     discard(replaced)
     write_text(run.folder / "latest", final.name + "\n")
     best = checkpoint_folder(run.folder, progress.best.get("iteration", 0))
-    if experiment.train.keep_best and best.is_dir():
+    if run.experiment.train.keep_best and best.is_dir():
         write_text(run.folder / "best", best.name + "\n")
