@@ -80,7 +80,7 @@ def write_folder(
     check_older: CheckOlder = refuse_older,
 ) -> str:
     """Write `output`, which appears after `write` has filled and proved it; returns a line."""
-    with replace_folder(output, lambda old, _new: check_older(output, old)) as folder:
+    with replace_folder(output, lambda old: check_older(output, old)) as folder:
         description, proof = write(folder)
         write_card(folder / CARD, inputs=[source.path])
     return f"{output}: {description}; {proof}"

@@ -5,14 +5,13 @@ session = open_session(experiment, world)
 
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from common.settings import Experiment
 from training.launch.process_group import World
 from training.metrics.device import Timers
-from training.optimizer import make_optimizer
+from training.optimizer import Optimizer, make_optimizer
 from training.parallel.layout import build_model, coordinates, make_mesh, named_parameters
 from training.parallel.pipeline import Pipeline, Stage
 from training.parallel.randomness import RandomStreams
@@ -28,7 +27,7 @@ class Session:
     stages: list[Stage]
     pipeline: Pipeline | None
     parameters: dict[str, nn.Parameter]  # this process's, by name
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     streams: RandomStreams
     timers: Timers
 

@@ -28,7 +28,6 @@ from training.dataset.batches import (
     read_batch,
 )
 from training.dataset.blend import Blend
-from training.optimizer import take_step
 from training.parallel.data_parallel import before_backward, reshard
 from training.parallel.gradients import global_norm, sync_gradients
 from training.parallel.layout import coordinates
@@ -120,7 +119,7 @@ def update_weights(session: Session, step: StepResult, rate: float) -> None:
     """Let the optimiser take the step: clip the gradients, undo the loss scale, update weights."""
     with session.timers("optimizer"):
         clip = min(1.0, session.experiment.train.clip_grad / (step.grad_norm + 1e-6))  # as torch's clip_grad_norm_
-        take_step(session.optimizer, rate, torch.full((), clip / step.scale, device=session.world.device))
+        session.optimizer.step(rate, torch.full((), clip / step.scale, device=session.world.device))
         session.optimizer.zero_grad()
 
 

@@ -7,7 +7,7 @@ it has no foreign files:
     own = re.compile(r"[0-9]+\\.pairs").fullmatch
     if foreign := first_foreign_file(folder, own): ...    # a file that we did not write
     remove_own(folder, own)
-    with replace_folder(folder, check) as new: ...        # write the files to `new`
+    with replace_folder(folder, check) as new: ...        # write the files to `new`, a marker last
 
 A cache, which any reader may make again, is written by `cache_path`: nobody waits or is refused.
 """
@@ -291,13 +291,17 @@ def remove_own(folder: Path, own: Callable[[str], object]) -> None:
     folder.rmdir()
 
 
-def swap_folder(new: Path, folder: Path, old: Path, check: Callable[[], None] = lambda: None) -> None:
-    """Rename `new` to `folder`, and an older `folder` to `old`; if that or `check` fails, the older one is restored."""
+def swap_folder(new: Path, folder: Path, old: Path, check: Callable[[Path], None] = lambda old: None) -> None:
+    """Rename `new`, whose files are on disk, to `folder`, and an older `folder` to `old`.
+
+    If that or `check(old)` fails, the older folder gets its name back.
+    """
     replaces = folder.exists()
     if replaces:
         folder.rename(old)
     try:
-        check()
+        if replaces:
+            check(old)
         new.rename(folder)
     except BaseException:
         if replaces:
@@ -307,12 +311,12 @@ def swap_folder(new: Path, folder: Path, old: Path, check: Callable[[], None] = 
 
 
 @contextmanager
-def replace_folder(folder: Path, check: Callable[[Path, Path], None]) -> Iterator[Path]:
-    """Yield an empty folder that replaces `folder` when the block ends without an error.
+def replace_folder(folder: Path, check: Callable[[Path], None] = lambda old: None) -> Iterator[Path]:
+    """Yield an empty folder; when the block succeeds, it is flushed to disk and becomes `folder`.
 
-    The work is done in FOLDER.partial/. `check(old, new)` is called before an older folder is deleted; if it raises,
-    `folder` stays as it was. What a killed command left is removed, and an older folder that it had moved away is put
-    back. Raises InputError if another process writes the same folder.
+    The block works in FOLDER.partial/new. `check(old)` is called before an older folder is deleted;
+    if it raises, `folder` stays as it was. What a killed command left is removed; an older folder
+    that it had moved away is put back. Raises InputError if another process writes this folder.
     """
     work = folder.with_name(f"{folder.name}.partial")
     new, old, lock = work / "new", work / "old", work / "lock"
@@ -325,9 +329,9 @@ def replace_folder(folder: Path, check: Callable[[Path, Path], None]) -> Iterato
             shutil.rmtree(old, ignore_errors=True)
             new.mkdir()
             yield new
-            for path in new.rglob("*"):
+            for path in (new, *new.rglob("*")):
                 fsync(path)
-            swap_folder(new, folder, old, lambda: check(old, new) if old.exists() else None)
+            swap_folder(new, folder, old, check)
         finally:
             shutil.rmtree(new, ignore_errors=True)
             if folder.exists():  # otherwise the older one could not be put back

@@ -68,7 +68,7 @@ def spoil(where: str) -> None:
     elif where == "hangs":
         before_the_third_step(rank_1_hangs_here)
     elif where == "save":
-        writing.choose_shards = raises(OSError(errno.ENOSPC, "No space left on device", "rank_1_0.safetensors"))
+        writing.plan_files = raises(OSError(errno.ENOSPC, "No space left on device", "rank_1_0.safetensors"))
     else:
         fault = raises(OUT_OF_MEMORY) if where == "memory" else lambda *_: os._exit(9)
         trainer.compute_gradients = step.compute_gradients = fault

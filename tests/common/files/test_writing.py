@@ -51,7 +51,7 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name_and_its_folder_after(
     assert flushed == [("a.tmp", 1, False), ("b.tmp", 2, False), ("result", 0, True)]
     flushed.clear()
     (result / "a").unlink()
-    with replace_folder(result, lambda old, new: None) as new:
+    with replace_folder(result) as new:
         (new / "a").write_text("abc")
     assert ("a", 3, False) in flushed and flushed[-1] == (tmp_path.name, 0, True)
 
@@ -120,7 +120,7 @@ def folder(path: Path, content: str) -> Path:
     return path
 
 
-def refuse(*_folders: Path) -> None:
+def refuse(old: Path) -> None:
     raise InputError("not ours")
 
 
@@ -138,10 +138,10 @@ def test_a_swap_keeps_the_older_folder_under_another_name_or_restores_it(tmp_pat
 def test_a_replaced_folder_is_gone_and_a_refused_one_or_one_that_is_being_written_stays(tmp_path: Path) -> None:
     result = tmp_path / "deep/result"
     for content in ("first", "second"):
-        with replace_folder(result, lambda old, new: None) as new:
+        with replace_folder(result) as new:
             folder(new / "inner", content)
             (new / "file").write_text(content)
-            with pytest.raises(InputError, match="result: "), replace_folder(result, lambda old, new: None):
+            with pytest.raises(InputError, match="result: "), replace_folder(result):
                 pass
     with pytest.raises(InputError), replace_folder(result, refuse) as new:
         (new / "file").write_text("third")

@@ -30,7 +30,6 @@ from training import loss
 from training.dataset.batches import Batch
 from training.kernels import ops
 from training.launch.process_group import World
-from training.optimizer import take_step
 from training.parallel import layout
 from training.parallel.dtensor import local_shard
 from training.parallel.gradients import sync_gradients
@@ -145,7 +144,7 @@ def simulate(experiment: Experiment, rank: int) -> dict[str, int]:
             parameters = list(session.parameters.values())
             gradients = allocated(parameter.grad for parameter in parameters)
             sync_gradients(session.parameters, mesh, experiment.parallel.sequence_parallel)
-            take_step(session.optimizer, 1e-4, torch.ones(()))
+            session.optimizer.step(1e-4, torch.ones(()))
             session.optimizer.zero_grad()
         moments = [session.optimizer.state[each][name] for each in parameters for name in ("exp_avg", "exp_avg_sq")]
         return {
