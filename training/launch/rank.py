@@ -1,8 +1,8 @@
 """Reads rank, world size and job id from the launcher's environment.
 
 In this order: submitit's local executor, Slurm (srun, which submitit's Slurm executor uses too),
-torchrun, a single process. Inside a Slurm job torchrun wins: Slurm's variables then describe
-torchrun itself.
+torchrun, a single process. A torchrun inside a Slurm job wins: Slurm's variables describe that
+torchrun, not its processes.
 """
 
 import os
