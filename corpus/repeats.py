@@ -29,8 +29,8 @@ from common.errors import InputError
 from common.files import Document, document_writer, expand_inputs, shard_paths, shard_stem
 from common.settings import RepeatsSettings, Settings
 from common.stats import Stats
-from corpus.dedup.segments import write_segments
 from corpus.runner import Drop, Outcome, ShardStep, StepOptions, grouped, shard_outputs, step_options
+from corpus.segments import write_segments
 from corpus.text.repeats import CHUNK, RANGES, UNIT, Repeats, find_units, fingerprint, write_repeats
 
 _EXAMPLES = 10  # most frequent units, in the statistics

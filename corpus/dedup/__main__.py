@@ -48,8 +48,8 @@ from common.stats import Stats, no_documents
 from common.workers import Workers
 from corpus.dedup.clusters import filter_shard, outputs_of, write_clusters
 from corpus.dedup.pairs import write_edges, write_pairs
-from corpus.dedup.segments import Segments
 from corpus.dedup.signatures import Signatures, fingerprint, place_of, write_signatures
+from corpus.segments import Segments
 
 _OWN = re.compile(r".+\.(signatures|pairs|edges|clusters|removed)(\.tmp)?")  # files in the folder work.tmp/
 _FIGURES = "clusters.json"

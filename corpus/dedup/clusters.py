@@ -23,10 +23,10 @@ from common.settings import DedupSettings
 from common.stats import Stats
 from corpus.dedup.figures import Figures
 from corpus.dedup.pairs import Pairs, Rows, part_of, read_pairs
-from corpus.dedup.segments import Segments, SegmentWriter, write_segments
 from corpus.dedup.signatures import REMOVALS, Signatures, hash_of
 from corpus.dedup.survivors import EDGE, MEMBER, Choice, Edges, Members, choose
 from corpus.runner import Drop, ShardStep
+from corpus.segments import Segments, SegmentWriter, write_segments
 
 _CHUNK = 1 << 16  # edges joined, or rows read, at a time
 _BYTES_PER_MEMBER = 400  # a MEMBER, its id, Python's numbers of its text, sort orders

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from corpus.dedup.segments import Segments, SegmentWriter
+from corpus.segments import Segments, SegmentWriter
 
 Hashes = NDArray[np.uint64]
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from common.progress import Meter
 from common.settings import DedupSettings
-from corpus.dedup.segments import Segments, write_segments
 from corpus.dedup.shingles import Normalised, jaccard, normalised, shingles
 from corpus.dedup.signatures import Signatures
+from corpus.segments import Segments, write_segments
 
 Rows = NDArray[np.int64]
 """Documents by their index in all shards."""

@@ -44,8 +44,8 @@ from common.progress import Meter
 from common.settings import DedupSettings
 from common.workers import Workers, batched
 from corpus.dedup.columns import bounds, read_column, write_columns
-from corpus.dedup.segments import Segments, write_segments
 from corpus.dedup.shingles import RULE, MinHasher, band_hashes, normalised
+from corpus.segments import Segments, write_segments
 
 _BATCH = 64  # documents sent to a worker at once
 CHUNK = 1 << 18  # documents in a segment: 300 MB while it is written

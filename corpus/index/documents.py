@@ -40,14 +40,13 @@ import xxhash
 from common.errors import InputError
 from common.files import Document, output_files, scratch_file
 from corpus.index.dataset import IndexedDataset
-from corpus.index.layout import DOCUMENTS, ENTRIES, RECORDS, json_of, read_meta, suffixed, with_checksums
+from corpus.index.layout import DOCUMENTS, ENTRIES, RECORDS, arrays_at, json_of, read_meta, suffixed, with_checksums
 from corpus.urls.hosts import registered_domain
 from corpus.urls.url import document_id, parse_url
 
 _MAGIC = b"URLDOCS\0\0"
 _HEADER = struct.Struct("<9sQQ")
 _COLUMNS = ("<u8", "<u8", "<u4", "<u4")
-_SIZES = [np.dtype(kind).itemsize for kind in _COLUMNS]
 REMOVED = "0" * 16
 """The id of a document whose tokens are a tombstone: end-of-text, as often as it had tokens."""
 
@@ -199,15 +198,13 @@ class DocumentTable:
             raise InputError(f"{path}: no such file: a dataset of another tool, or older; tokenize its documents again")
         try:
             with path.open("rb") as file:
-                found = mmap(file.fileno(), 0, access=ACCESS_READ)
-            magic, documents, size = _HEADER.unpack_from(found)
-            *offsets, begin = (_HEADER.size + np.cumsum([0, *_SIZES]) * documents).tolist()
-            self.columns = [
-                np.frombuffer(found, kind, documents, offset) for kind, offset in zip(_COLUMNS, offsets, strict=True)
-            ]
+                data = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+            magic, documents, size = _HEADER.unpack_from(data)
+            self.columns = arrays_at(data, _HEADER.size, *((kind, documents) for kind in _COLUMNS))
             self.ids, self.ends, self.domains, self._files = self.columns
-            self.texts = memoryview(found)[begin : begin + size]
-            more = orjson.loads(found[begin + size :])
+            begin = _HEADER.size + sum(column.nbytes for column in self.columns)
+            self.texts = data[begin : begin + size]
+            more = orjson.loads(data[begin + size :])
             self.files: list[str] = more["files"]
             self.shards: list[tuple[str, int]] = [(name, count) for name, count in more["shards"]]
             whole = magic == _MAGIC and size == (self.ends[-1] if documents else 0)

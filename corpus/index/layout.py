@@ -61,6 +61,15 @@ def suffixed(prefix: Path, suffix: str) -> Path:
     return prefix.with_name(prefix.name + suffix)
 
 
+def arrays_at(data: Any, offset: int, *arrays: tuple[str, int]) -> list[npt.NDArray[Any]]:
+    """Arrays, each a dtype and a length, that follow each other in `data` from a byte on, without alignment."""
+    found = []
+    for kind, length in arrays:
+        found.append(np.frombuffer(data, kind, length, offset))
+        offset += found[-1].nbytes
+    return found
+
+
 def pointers(lengths: npt.NDArray[np.int32], begin: int, itemsize: int) -> tuple[npt.NDArray[np.int64], int]:
     """Byte offsets of sequences of these lengths, the first at byte `begin`, and the end of the last one."""
     sizes = lengths.astype(np.int64) * itemsize

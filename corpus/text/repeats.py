@@ -1,6 +1,6 @@
 """Find lines and paragraphs (units) that occur too often in the corpus.
 
-Units are equal if their normalised texts are (dedup's form). Files are segments (corpus/dedup/segments.py):
+Units are equal if their normalised texts are (dedup's form). Files are segments (corpus/segments.py):
 
 | file | segments | content |
 |---|---|---|
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from common.errors import InputError
 from common.progress import Meter
 from common.settings import RepeatsSettings
-from corpus.dedup.segments import Segments, write_segments
 from corpus.dedup.shingles import RULE, normalised
+from corpus.segments import Segments, write_segments
 
 UNIT = np.dtype([("hash", "<u8"), ("key", "<u8"), ("document", "<u4")])
 """Hash of a unit, hash of its document's id and text, index of the document in the shard."""

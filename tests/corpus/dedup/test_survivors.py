@@ -17,9 +17,9 @@ from common.workers import Workers
 from corpus.dedup import survivors
 from corpus.dedup.clusters import filter_shard, write_clusters
 from corpus.dedup.pairs import write_edges, write_pairs
-from corpus.dedup.segments import Segments
 from corpus.dedup.shingles import jaccard, normalised, shingles
 from corpus.dedup.signatures import Signatures, key_of, write_signatures
+from corpus.segments import Segments
 from tests.corpus.dedup.test_against import signed
 from tests.corpus.dedup.test_run import edited, run
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
