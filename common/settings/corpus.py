@@ -88,8 +88,8 @@ class DedupSettings(Section):
     """Parts into which the hashes of every band are split, so that more jobs can share them. Results do not depend on
     it."""
     jobs: PositiveInt = 8
-    """Slurm jobs that share the bands, and then the pairs to verify: at most (bands + 1) x ranges. Results do not
-    depend on it."""
+    """Maximum number of jobs that share the bands, and then the pairs to verify: one per 8 shards, those of `against`
+    included, and at most (bands + 1) x ranges. Results do not depend on it."""
     memory_gb: PositiveFloat = 2.0
     """Memory limit per phase for data that grows with the corpus, in GB; docs/dedup.md has the cost per document."""
 
