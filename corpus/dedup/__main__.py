@@ -1,15 +1,16 @@
-"""Remove exact and near duplicates. Each removed document resembles one that is kept, and names it.
+"""Remove exact and near duplicates. Each removed document resembles a kept one, and names it.
 
     python -m corpus.dedup run --input clean/*.jsonl.zst --output-dir dedup
-    python -m corpus.dedup run --input clean --output-dir dedup dedup.threshold=0.8 --stats dedup/stats.json --workers 4
+    python -m corpus.dedup run --input clean --output-dir dedup dedup.threshold=0.8 --workers 4
 
-Survivors go to DIR/<shard>.jsonl.zst in their order, the others to DIR/removed/<shard>.jsonl.zst, each with the id of
-its `survivor` and their similarity. Two documents are duplicates if their normalised texts are equal, or if the true
-Jaccard similarity of their character 5-gram sets reaches the threshold; MinHash-LSH only finds what to compare. The
-longest come first: a document is kept unless a kept one is its duplicate. Shards, order and workers make no difference.
+Survivors go to DIR/<shard>.jsonl.zst in their order, the others to DIR/removed/<shard>.jsonl.zst,
+each with the id of its `survivor` and their similarity. Two documents are duplicates if their
+normalised texts are equal, or if the true Jaccard similarity of their sets of character 5-grams
+reaches the threshold; MinHash-LSH only finds what to compare. The longest come first: a document
+is kept unless a kept one is its duplicate. Shards, order and workers make no difference.
 
-`run` does everything on one machine; the figures are in DIR/clusters.json. After a kill, the same command goes on after
-the last finished phase. On a cluster each phase is a job (docs/dedup.md):
+`run` does everything on one machine; the figures are in DIR/clusters.json. After a kill, the same
+command continues after the last finished phase. On a cluster each phase is a job (docs/dedup.md):
 
     python -m corpus.dedup signatures --input clean/0000.jsonl.zst --work work
     python -m corpus.dedup bands      --work work --part 0/8
