@@ -72,7 +72,7 @@ def write_segments(path: Path, info: Mapping[str, Any]) -> Iterator[SegmentWrite
 class Segments:
     """Reads a file of segments. Raises InputError if it is missing, cut short or changed.
 
-    The file is open only inside `with`: a corpus may have more shards than a process may open files.
+    The file is open only inside `with`: a process may open fewer files than a corpus has shards.
     """
 
     def __init__(self, path: Path) -> None:

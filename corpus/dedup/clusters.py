@@ -195,7 +195,7 @@ def _write_removals(file: SegmentWriter, members: Members, ids: Sequence[bytes],
     file.append("kept", kept)
 
 
-# ---------------------------------------------------------------------------------------------- phase 5: filter
+# ---------------------------------------------------------------- phase 5: filter
 
 
 def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:

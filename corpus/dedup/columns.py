@@ -5,8 +5,8 @@ Column 0 has the hashes of the normalised texts, column 1 + B those of band B. S
 | name | dtype | content |
 |---|---|---|
 | hashes | u64 (columns, documents) | the hashes of each column, in ascending order |
-| rows | ROW (columns, documents) | per hash: exact hash and key of its document, its row in the chunk |
-| ends | i64 (columns, buckets) | where each bucket ends; the high bits of a hash choose its bucket |
+| rows | ROW (columns, documents) | per hash, its document: exact hash, key, row in the chunk |
+| ends | i64 (columns, buckets) | where each bucket ends; high bits of a hash choose its bucket |
 | sums | u64 (columns, buckets, 2) | xxh3_64 of the bucket's hashes and of its rows |
 """
 
@@ -25,7 +25,7 @@ _BUCKET = 512  # documents on average, 14 kB: what a range reads too much at eit
 
 
 def bounds(part: int, parts: int) -> tuple[int, int]:
-    """The high 32 bits of the hashes in part `part` of `parts`: the first, and the one after the last."""
+    """The high 32 bits in part `part` of `parts`: the first, and the one after the last."""
     return -(-(part << 32) // parts), -(-((part + 1) << 32) // parts)
 
 

@@ -8,7 +8,7 @@ are not paired with each other.
 
 | file of | segments | content |
 |---|---|---|
-| phase 2, per part of the columns | exactB, nearB | i64 (pairs, 2), of block B: that of the first row |
+| phase 2, per part | exactB, nearB | i64 (pairs, 2): those whose first row is in block B |
 | phase 3, per block | edges | i64 (edges, 2): the pairs that reach the threshold |
 | | similarity | f8 (edges,): their true Jaccard similarity |
 """
@@ -36,7 +36,7 @@ _PIECE = 1 << 20  # pairs whose lines are located at a time
 
 
 def pairs_in_groups(group: NDArray[np.uint64], rows: Rows) -> Pairs:
-    """Pair each row with the first and the previous one that has an equal value in the sorted `group`."""
+    """Pair each row with the first and the previous one of its group; `group` is sorted."""
     index = np.arange(len(group))
     new = np.ones(len(group), dtype=np.bool_)
     new[1:] = np.diff(group) != 0
@@ -114,7 +114,7 @@ def read_pairs(paths: Sequence[Path], signatures: Signatures, kind: str, block: 
     return np.unique(np.concatenate(pairs), axis=0)
 
 
-# ---------------------------------------------------------------------------------------------- phase 3: verify
+# ---------------------------------------------------------------- phase 3: verify
 
 
 def chunks(pairs: Pairs, signatures: Signatures, limit: int) -> Iterator[Pairs]:

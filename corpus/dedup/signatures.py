@@ -1,4 +1,4 @@
-"""Phase 1, one job per shard: hashes of each document for the later phases, and the position of its text.
+"""Phase 1, one job per shard: hashes of each document, and the position of its text.
 
 Segments, one row per document, 262,144 rows at a time, beside the columns of hashes
 (corpus/dedup/columns.py):
@@ -51,7 +51,7 @@ from corpus.segments import Segments, write_segments
 _BATCH = 64  # documents sent to a worker at once
 CHUNK = 1 << 18  # documents in a segment: 300 MB while it is written
 REMOVALS = "all.removed"
-"""File beside the signatures with the documents that dedup removed: see corpus/dedup/clusters.py."""
+"""File beside the signatures with the removed documents: see corpus/dedup/clusters.py."""
 
 
 def fingerprint(settings: DedupSettings) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def identity_of(path: Path) -> int:
 
 
 def content_of(folders: Sequence[Path]) -> str:
-    """A hash of the documents of earlier runs, or ""; takedowns keep it, so that no run is repeated."""
+    """A hash of the documents of earlier runs, or "". Takedowns keep it, so no run is repeated."""
     paths = earlier_signatures(folders)
     removals = dict.fromkeys(path.with_name(REMOVALS) for path in paths)
     paths += [path for path in removals if path.exists()]
@@ -237,7 +237,7 @@ class Signatures:
             raise InputError(f"{file.path}: made from other signatures; delete it and run its phase again")
 
     def chunks(self, low: int = 0) -> Iterator[tuple[int, int, Segments, int]]:
-        """(first row, documents, open shard, number of the chunk in it), of shards from `low` on."""
+        """(first row, documents, open shard, number in the shard) of each chunk from row `low` on."""
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
             if start >= low and shard.info["documents"]:
                 with shard:
@@ -246,7 +246,7 @@ class Signatures:
                         yield start + first, min(CHUNK, shard.info["documents"] - first), shard, number
 
     def part(self, column: int, part: int, parts: int) -> list[NDArray[Any]]:
-        """Rows, hashes, exact hashes and keys of the documents with hashes in part `part` of `parts`.
+        """Rows, hashes, exact hashes and keys of the hashes in part `part` of `parts`.
 
         Of earlier documents, only those that their runs kept and whose hash a later one has, too.
         """

@@ -77,7 +77,7 @@ def choose(members: Members, edges: Edges, signatures: Signatures, settings: Ded
 
 
 def _linked(members: Members, edges: Edges, text_of_member: Rows) -> tuple[Rows, Edges]:
-    """Where the edges to each text begin, and the edges, `one` before `other` in the order of texts.
+    """Where the edges to each text begin, and the edges, `one` before `other` in order.
 
     Edges are sorted by `other`, then by falling similarity, then by `one`.
     """
@@ -139,8 +139,8 @@ def _compare(
     if not len(texts):
         return 0, 0
     compared = incomplete = 0
-    group = np.cumsum(walk.begins)[texts]
-    sizes = iter([int(np.median(walk.heads["size"][texts[low:high]])) for low, high in _spans(group)])
+    borders = np.flatnonzero(np.diff(np.cumsum(walk.begins)[texts])) + 1
+    sizes = iter([int(np.median(walk.heads["size"][group])) for group in np.split(texts, borders)])
     with _Kept(folder, settings.threshold) as kept, Meter("dedup clusters", "texts", len(texts)) as meter:
         for batch, data in _batches(walk, texts, signatures, settings):
             for text in batch:
@@ -158,12 +158,6 @@ def _compare(
                 walk.decide(text, partner)
                 meter.advance()
     return compared, incomplete
-
-
-def _spans(values: Rows) -> Iterator[tuple[int, int]]:
-    """Start and end of each run of equal values."""
-    changes = np.flatnonzero(np.diff(values)) + 1
-    return zip([0, *changes.tolist()], [*changes.tolist(), len(values)], strict=True)
 
 
 def _batches(
@@ -187,9 +181,9 @@ def _batches(
 class _Kept:
     """The shingles of the kept texts of a group, in a scratch file, and a bitmap of each in memory.
 
-    Bit b of a bitmap says whether an odd number of shingles fall on b. If d shingles are in only one
-    of two sets, their bitmaps differ in at most d bits. So the bitmaps bound the similarity from
-    above, and no text that reaches the threshold is missed (Sandes et al. 2020, Bitmap filter:
+    Bit b of a bitmap says whether an odd number of shingles fall on b. If d shingles are in only
+    one of two sets, their bitmaps differ in at most d bits. So the bitmaps bound the similarity
+    from above, and no text that reaches the threshold is missed (Sandes et al. 2020, Bitmap filter:
     speeding up exact set similarity joins with bitwise operations).
     """
 

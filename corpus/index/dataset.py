@@ -68,7 +68,7 @@ class IndexedDataset:
         )
 
     def _check_index(self, index: Path) -> int:
-        """Raise InputError if the arrays contradict each other; returns the bytes of all sequences."""
+        """Raise InputError if the arrays contradict each other; returns the size of PREFIX.bin."""
         end = 0
         for start in range(0, len(self), ENTRIES):
             lengths, given = self.lengths[start : start + ENTRIES], self.pointers[start : start + ENTRIES]

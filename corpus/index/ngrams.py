@@ -1,26 +1,28 @@
 """PREFIX.ngrams finds every verbatim copy in a dataset of 8 or more tokens of a text.
 
-    ngrams = open_ngrams(prefix, content_of(prefix))          # made if it is missing or of other tokens
+    ngrams = open_ngrams(prefix, dtype, content_of(prefix))
     matches = ngrams.matches(query, tokens, starts, lengths)
     spans = longest_spans(matches, 0, len(query))
 
-Every fifth position of PREFIX.bin is listed by a hash of the 4 tokens from there on. 8 tokens in a row hold such a
-position among their first five, with its 4 tokens. The text around each listed position is compared token by token.
+Every fifth position of PREFIX.bin is listed by a hash of the 4 tokens from there on. Any 8 tokens
+in a row hold such a position among their first five, with its 4 tokens. The text around each listed
+position is compared token by token.
 """
 
-# PREFIX.ngrams is a file of segments (corpus/segments.py). Position i is token 5 * i of PREFIX.bin. Its info:
+# PREFIX.ngrams is a file of segments (corpus/segments.py). Position i is token 5 * i of PREFIX.bin.
 #
-#   content    of PREFIX.bin (`corpus.index.content_of`)
-#   positions  those that have 4 tokens
-#   part       positions per part, at most 2^25
+#   content    in its info: the content of PREFIX.bin (`corpus.index.content_of`)
+#   positions  in its info: the number of positions that have 4 tokens
+#   part       in its info: positions per part, at most 2^25
 #
 # Segments of each part of n positions, with b = max(0, bits of n - 6):
 #
 #   begins     u32[2^b + 1]   where the positions of each bucket begin, and n
-#   places     u32[n]         position in its part, plus 2^25 times the 7 bits of its hash after the bucket's;
-#                             ascending in each bucket
+#   places     u32[n]         position in its part, plus 2^25 times the 7 bits of its hash after the
+#                             bucket's; ascending in each bucket
 #
-# Hash of 4 tokens: the sum of each times its number in _FACTORS, mod 2^64. Its first b bits are the bucket.
+# Hash of 4 tokens: the sum of each times its number in _FACTORS, mod 2^64. Its first b bits are the
+# bucket.
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -39,7 +41,7 @@ from corpus.segments import Segments, SegmentWriter
 
 SHORTEST = 8  # tokens of a match
 _STEP, _GRAM = 5, 4  # a match of 8 holds 4 tokens from a multiple of 5 on: 4 + (5 - 1) = 8
-_BITS = 25  # of a position; with the other 7 of 32, 1 of 128 wrong positions of a bucket is compared
+_BITS = 25  # of a position; by the other 7 of 32, 1 of 128 wrong positions of a bucket is compared
 _PART = 1 << _BITS  # 168 million tokens, which take 0.4 GB while they are sorted
 _BLOCK = 1 << 12  # candidates in memory at a time, each with the whole text
 _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
@@ -48,21 +50,21 @@ Integers = npt.NDArray[np.int64]
 
 
 class Match(NamedTuple):
-    """Tokens [first, end) of a text that a document has verbatim, from the dataset's token `place` on."""
+    """Tokens [first, end) of a text, which a document has from the dataset's token `place` on."""
 
     first: int
     end: int
     place: int
     places: int
-    """How many places there are of just this extent; of a span, how many hold it."""
+    """The number of places with just this extent; of a span, the number that hold it."""
     dataset: int = 0
 
 
 def open_ngrams(prefix: Path, dtype: npt.DTypeLike, content: str, path: Path | None = None) -> "Ngrams":
-    """The index of PREFIX.bin at `path` (default PREFIX.ngrams), made if it is missing or of another content."""
+    """The index of PREFIX.bin at `path` (default PREFIX.ngrams), made if none has this content."""
     path = path or suffixed(prefix, ".ngrams")
     with suffixed(prefix, ".bin").open("rb") as tokens:
-        lock(tokens, wait=True)  # another process may be making it, and that takes minutes for a large dataset
+        lock(tokens, wait=True)  # another process may be making it, which takes minutes
         with suppress(InputError):  # missing, damaged, or of an older version
             if (ngrams := Ngrams(path)).content == content:
                 return ngrams
@@ -71,7 +73,7 @@ def open_ngrams(prefix: Path, dtype: npt.DTypeLike, content: str, path: Path | N
 
 
 def write_ngrams(path: Path, tokens: Path, dtype: np.dtype[Any], content: str, part: int = _PART) -> None:
-    """Write the index of a PREFIX.bin, in parts of `part` positions: 12 bytes of memory for each of them."""
+    """Write the index of a PREFIX.bin, in parts of `part` positions: 12 bytes of memory each."""
     size = tokens.stat().st_size // dtype.itemsize
     positions = (size + 1) // _STEP
     note(f"{path}: made once for this dataset of {size:,} tokens, about {4.2 * positions / 1e6:,.1f} MB")
@@ -94,7 +96,7 @@ def write_ngrams(path: Path, tokens: Path, dtype: np.dtype[Any], content: str, p
 
 
 def _parts(positions: int, part: int) -> Iterator[tuple[int, int, int]]:
-    """First position, number of positions, and bits of the bucket's number, of each part."""
+    """First position, number of positions and bits of the bucket's number, of each part."""
     for first in range(0, positions, part):
         count = min(part, positions - first)
         yield first, count, max(0, count.bit_length() - 6)
@@ -119,17 +121,17 @@ class Ngrams:
     def matches(
         self, query: Integers, tokens: npt.NDArray[Any], starts: Integers, lengths: Integers, dataset: int = 0
     ) -> list[Match]:
-        """Every match of `query` (Q,) with `tokens` (T,) that neither side extends, one per extent in the query.
+        """The longest possible matches of `query` (Q,) with `tokens` (T,), one per extent.
 
         Documents have these starts and lengths, (D,). Memory does not grow with the dataset.
         """
-        found: dict[tuple[int, int], tuple[int, int]] = {}
+        extents: dict[tuple[int, int], tuple[int, int]] = {}
         for asked, hashed in enumerate(_hashes(query, 1).tolist()):
             for listed in self._listed(hashed):
                 for first, end, place in _extended(query, asked, listed, tokens, starts, lengths).tolist():
-                    before, places = found.get((first, end), (place, 0))
-                    found[first, end] = min(before, place), places + 1
-        return [Match(*extent, *where, dataset) for extent, where in sorted(found.items())]
+                    before, places = extents.get((first, end), (place, 0))
+                    extents[first, end] = min(before, place), places + 1
+        return [Match(*extent, *where, dataset) for extent, where in sorted(extents.items())]
 
     def _listed(self, hashed: int) -> Iterator[Integers]:
         """The listed positions of a hash, and a few of other hashes."""
@@ -147,9 +149,9 @@ def _extended(
 ) -> Integers:
     """The matches of query[asked] with tokens[listed], shape (M, 3): first, end and place of each.
 
-    A match is that of its first listed position only, so that it counts once: at most 4 of its tokens are before it.
+    A match counts once, at its first listed position: at most 4 of its tokens are before that.
     """
-    # 8 tokens hold the one before or the one after these 4: few places do, and few of those hold 8 around them
+    # at few positions the token before or after the 4 is equal, too, and at few of those 8 tokens
     near = [tokens.take(listed + step, mode="clip") == query.take(asked + step, mode="clip") for step in (-1, _GRAM)]
     listed, around = listed[near[0] | near[1]], np.arange(1 - _STEP, SHORTEST)
     same = tokens.take(listed[:, None] + around, mode="clip") == query.take(asked + around, mode="clip")
@@ -166,9 +168,9 @@ def _extended(
 
 
 def longest_spans(matches: list[Match], begin: int, end: int) -> list[Match]:
-    """Select matches greedily without overlap, the longest first.
+    """Select matches without overlap, the longest first.
 
-    Of equal ones the first in the text, where it stands first.
+    Of matches of one length, the first in the text; of its places, the first.
     """
     cut = [
         match._replace(first=first, end=min(end, match.end), place=match.place + first - match.first)

@@ -143,7 +143,7 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-# ---------------------------------------------------------------------------------------------- cutting
+# ---------------------------------------------------------------- cutting
 
 
 def ngrams_of(settings: DecontaminateSettings) -> Ngrams:
