@@ -1,15 +1,17 @@
-"""Cut the text of evaluation sets out of the corpus: their 8- to 13-grams of words, and the text around them.
+"""Cut the text of evaluation sets out of the corpus: their n-grams and the text around them.
 
-    python -m corpus.decontaminate run --files lambada.jsonl --input dedup/*.jsonl.zst --output-dir clean
-    python -m corpus.decontaminate count --files lambada.jsonl --input dedup/0.jsonl.zst --output 0.json
-    python -m corpus.decontaminate cut --files lambada.jsonl --input dedup/0.jsonl.zst --counts *.json --output 0.zst
+    python -m corpus.decontaminate run --files set.jsonl --input dedup/*.jsonl.zst --output-dir clean
+    python -m corpus.decontaminate count --files set.jsonl --input dedup/0.jsonl.zst --output 0.json
+    python -m corpus.decontaminate cut --files set.jsonl --input dedup/0.jsonl.zst \\
+        --counts *.json --output 0.zst
 
-`count` counts each n-gram in a shard, then `cut` cuts each shard, given the counts of all, or their sum, which `sum`
-makes of thousands of files once; `run` does it all on one machine. N-grams that occur 10 times or more in the corpus
-are ordinary language and stay. Around the others 200 characters on each side are cut, up to the next . ! or ?; pieces
-over 200 characters are kept, separated by blank lines, and a document in more than 10 pieces is dropped (Megatron-LM's
-recipe; Brown et al. 2020, appendix C). Words are compared in one Unicode form, and languages without spaces by
-characters: see docs/corpus.md.
+`count` counts the 8- to 13-grams of words in a shard, then `cut` cuts a shard, given the counts of
+all shards or their sum, which `sum` makes of thousands of files once; `run` does it all on one
+machine. N-grams that occur 10 times or more in the corpus are ordinary language and stay. Around
+the others 200 characters on each side are cut, up to the next . ! or ?; pieces over 200 characters
+are kept, separated by blank lines, and a document in more than 10 pieces is dropped (Megatron-LM's
+recipe; Brown et al. 2020, appendix C). Words are compared in one Unicode form, and languages
+without spaces by characters: see docs/corpus.md.
 """
 
 import argparse
@@ -84,7 +86,8 @@ def cut(
 ) -> Stats:
     """The second pass: shards into one shard, in order.
 
-    Raises InputError for unreadable input and counts of other n-grams, EmptyResultError when nothing is left.
+    Raises InputError for unreadable input and counts of other n-grams, EmptyResultError if nothing
+    is left.
     """
     ngrams = ngrams_of(settings)
     _, total = sum_counts(counts, ngrams.digest)
@@ -136,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
-    """Run both passes over all shards; writes shards, rejects, counts and statistics to `folder`."""
+    """Run both passes over all shards; all results are in `folder`."""
     outputs = shard_outputs(inputs, folder, "corpus.decontaminate run", _evaluation_files(settings.decontaminate))
     options: StepOptions = {"workers": workers, "max_bad_share": settings.max_bad_share, "allow_empty": True}
     counts = folder / "counts.json"

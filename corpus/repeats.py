@@ -1,15 +1,17 @@
 """Cut the lines and paragraphs that repeat over the corpus; the first copy of each stays.
 
-    python -m corpus.repeats run --input dedup/*.jsonl.zst --output-dir repeats 'repeats.units=[lines]'
-    python -m corpus.repeats count --input dedup/0000.jsonl.zst --output work/0000.units 'repeats.units=[lines]'
-    python -m corpus.repeats sum --units work --shards 1 --output all.repeats 'repeats.units=[lines]'
-    python -m corpus.repeats cut --input dedup/0000.jsonl.zst --repeats all.repeats --output repeats/0000.jsonl.zst \\
-        --rejects repeats/rejects/0000.jsonl.zst 'repeats.units=[lines]'
+    U='repeats.units=[lines]'
+    python -m corpus.repeats run --input dedup/*.jsonl.zst --output-dir repeats $U
+    python -m corpus.repeats count --input dedup/0000.jsonl.zst --output work/0000.units $U
+    python -m corpus.repeats sum --units work --shards 1 --output all.repeats $U
+    python -m corpus.repeats cut --input dedup/0000.jsonl.zst --repeats all.repeats \\
+        --output repeats/0000.jsonl.zst --rejects repeats/rejects/0000.jsonl.zst $U
 
-`count` hashes the lines or paragraphs of a shard, `sum` finds those that occur more than `repeats.max_count` times in
-all shards, `cut` removes them from a shard; `run` does it all on one machine. Texts of `repeats.min_bytes` or more are
-compared in normalised form (NFKC, case and white space folded). Which copy is the first depends on ids and texts, never
-on shards. Rejects hold what was cut from each document and how often it occurs. See docs/repeats.md.
+`count` hashes the lines or paragraphs of a shard, `sum` finds those that occur more than
+`repeats.max_count` times in all shards, `cut` removes them from a shard; `run` does it all on one
+machine. Texts of `repeats.min_bytes` or more are compared in normalised form (NFKC, case and white
+space folded). Which copy is the first depends on ids and texts, never on shards. Rejects hold what
+was cut from each document and how often it occurs. See docs/repeats.md.
 """
 
 import argparse
@@ -76,17 +78,17 @@ _repeats_of = lru_cache(1)(Repeats)
 def cut_document(
     settings: RepeatsSettings, repeats: Path, shard: str, item: tuple[int, Document]
 ) -> tuple[Outcome, Removed]:
-    """Cut the units that repeat out of a document, given its index in the shard; also returns them."""
+    """Cut repeated units out of a document, given its index in the shard; also returns them."""
     (index, document), known = item, _repeats_of(repeats, shard)
     lines, removed, kept, cut_lines = document["text"].split("\n"), Removed(), set[int](), set[int]()
     units = find_units(lines, settings)
     first, times = known.find(np.array([unit.hash for unit in units], dtype=np.uint64))
-    for place in np.flatnonzero(times).tolist():
-        start, end, found = units[place]
-        if settings.keep_first and first[place] == known.shard << 32 | index and found not in kept:
-            kept.add(found)
+    for number in np.flatnonzero(times).tolist():
+        start, end, unit_hash = units[number]
+        if settings.keep_first and first[number] == known.shard << 32 | index and unit_hash not in kept:
+            kept.add(unit_hash)
         else:
-            removed.append((int(times[place]), "\n".join(lines[start:end])))
+            removed.append((int(times[number]), "\n".join(lines[start:end])))
             cut_lines.update(range(start, end))
     if not removed:
         return document, removed
@@ -112,8 +114,8 @@ def without(lines: Sequence[str], removed: set[int]) -> str:
 def cut(shard: Path, repeats: Path, output: Path, settings: RepeatsSettings, **options: Unpack[StepOptions]) -> Stats:
     """Cut the repeats out of a shard.
 
-    Raises InputError if the shard has changed since it was counted, EmptyResultError when nothing is left (unless
-    `allow_empty`).
+    Raises InputError if the shard has changed since it was counted, EmptyResultError if nothing is
+    left (unless `allow_empty`).
     """
     step = ShardStep("repeats", [shard], **options, cure="relax `repeats` in the configuration")
     figures, top = {"units": 0, "characters": 0, "documents": 0}, Removed()

@@ -237,7 +237,7 @@ class Signatures:
             raise InputError(f"{file.path}: made from other signatures; delete it and run its phase again")
 
     def chunks(self, low: int = 0) -> Iterator[tuple[int, int, Segments, int]]:
-        """(first row, documents, open shard, number in the shard) of each chunk from row `low` on."""
+        """(first row, documents, open shard, number in it) of the chunks from row `low` on."""
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
             if start >= low and shard.info["documents"]:
                 with shard:
