@@ -1,6 +1,6 @@
 """Cut the text of evaluation sets out of the corpus: their n-grams and the text around them.
 
-    python -m corpus.decontaminate run --files set.jsonl --input dedup/*.jsonl.zst --output-dir clean
+    python -m corpus.decontaminate run --files set.jsonl --input dedup --output-dir clean
     python -m corpus.decontaminate count --files set.jsonl --input dedup/0.jsonl.zst --output 0.json
     python -m corpus.decontaminate cut --files set.jsonl --input dedup/0.jsonl.zst \\
         --counts *.json --output 0.zst

@@ -93,7 +93,7 @@ def script_language(text: str) -> Language | None:
 def clear_language(text: str) -> Language | None:
     """CLD2's language that leads by 0.3 of the characters in its spans and its summary, or None.
 
-    Both, because one span may give an English text to Danish although the summary says 90 % English.
+    Both, because one span may give an English text to Danish, and the summary 90 % to English.
     """
     import pycld2
 

@@ -109,7 +109,7 @@ def read_ngrams(paths: Sequence[Path], settings: DecontaminateSettings) -> Ngram
 
 
 def _ngrams_of(item: Sequence[str], settings: DecontaminateSettings) -> Iterator[str]:
-    """The n-grams of an item: as many words as are worth `max_words`; a short item is one n-gram."""
+    """The n-grams of an item: words that are worth `max_words`; a short item is one n-gram."""
     ends = np.cumsum([0, *map(worth, item)])  # what the words before each index are worth
     if ends[-1] < settings.min_words * WHOLE:
         return
@@ -183,7 +183,7 @@ def find_matches(text: str, ngrams: Ngrams, ignored: frozenset[int]) -> list[tup
 
 
 def pieces(text: str, cut: Iterable[tuple[int, int]], settings: DecontaminateSettings) -> list[str]:
-    """The pieces of a text that cutting spans (start, end), in order, and the text around leaves."""
+    """What is left of a text without spans (start, end), given in order, and the text around."""
     left: list[str] = []
     start = 0  # of the text that is not yet kept or cut
     for first, last in cut:
