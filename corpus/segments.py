@@ -113,10 +113,6 @@ class Segments:
         writer = _WRITERS.get(self.path.suffix)
         return f"`corpus.{writer}`" if writer else "the phase that writes it"
 
-    def count(self, name: str) -> int:
-        """The number of arrays of a name."""
-        return len(self._segments.get(name, []))
-
     def array(self, name: str, number: int) -> NDArray[Any]:
         """An array of a name, verified."""
         dtype, offset, length, checksum = self._segments[name][number]
@@ -126,7 +122,7 @@ class Segments:
 
     def each(self, name: str) -> Iterator[NDArray[Any]]:
         """The arrays of a name, one at a time, verified."""
-        return (self.array(name, number) for number in range(self.count(name)))
+        return (self.array(name, number) for number in range(len(self._segments.get(name, []))))
 
     def mapped(self, name: str) -> list[NDArray[Any]]:
         """The arrays of a name in memory maps, not verified."""

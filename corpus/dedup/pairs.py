@@ -72,18 +72,14 @@ def part_of(rows: Rows, parts: int) -> NDArray[np.int64]:
     return ((mixed >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int64)
 
 
-def columns_of(part: int, parts: int, settings: DedupSettings) -> list[tuple[int, int]]:
-    """The (column, part of its range) pairs of share `part` of `parts`."""
-    return [(column, number) for number in range(settings.ranges) for column in range(1 + settings.bands)][part::parts]
-
-
 def write_pairs(signatures: Signatures, output: Path, settings: DedupSettings, part: int, parts: int) -> int:
     """Pair the documents that agree in a column of this part; returns the number of pairs."""
+    columns = [(column, number) for number in range(settings.ranges) for column in range(1 + settings.bands)]
     passes = 1 + signatures.count * _BYTES_PER_ROW // (settings.memory_bytes * settings.ranges)
     info = {"jobs": parts, "ranges": settings.ranges, "signatures": signatures.digest}
     total = 0
     with write_segments(output, info) as file, Meter("dedup bands", "columns") as meter:
-        for column, number in columns_of(part, parts, settings):
+        for column, number in columns[part::parts]:
             for range_part in range(number * passes, (number + 1) * passes):
                 rows, hashes, exact, key = signatures.part(column, range_part, passes * settings.ranges)
                 if column:

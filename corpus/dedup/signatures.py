@@ -241,9 +241,8 @@ class Signatures:
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
             if start >= low and shard.info["documents"]:
                 with shard:
-                    for number in range(shard.count("key")):
-                        first = number * CHUNK
-                        yield start + first, min(CHUNK, shard.info["documents"] - first), shard, number
+                    for first in range(0, shard.info["documents"], CHUNK):
+                        yield start + first, min(CHUNK, shard.info["documents"] - first), shard, first // CHUNK
 
     def part(self, column: int, part: int, parts: int) -> list[NDArray[Any]]:
         """Rows, hashes, exact hashes and keys of the hashes in part `part` of `parts`.

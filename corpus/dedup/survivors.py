@@ -68,7 +68,10 @@ def choose(members: Members, edges: Edges, signatures: Signatures, settings: Ded
     heads = order[np.sort(first)]
     text_of_member = np.empty(len(members), dtype=np.int64)
     text_of_member[order] = number[text]
-    walk = _Walk(members[heads], _linked(members, edges, text_of_member), signatures.earlier)
+    ends = np.searchsorted(members["row"], np.stack([edges["one"], edges["other"]]))
+    links = edges.copy()
+    links["one"], links["other"] = np.sort(text_of_member[ends], axis=0)
+    walk = _Walk(members[heads], links, signatures.earlier)
     compared, incomplete = _compare(walk, walk.undecided(), signatures, settings, folder)
     survivor = heads[np.array(walk.leader, dtype=np.int64)[text_of_member]]
     similarity = np.array(walk.similarity, dtype=np.float64)[text_of_member]
@@ -76,24 +79,13 @@ def choose(members: Members, edges: Edges, signatures: Signatures, settings: Ded
     return Choice(survivor, similarity, compared, incomplete)
 
 
-def _linked(members: Members, edges: Edges, text_of_member: Rows) -> tuple[Rows, Edges]:
-    """Where the edges to each text begin, and the edges, `one` before `other` in order.
-
-    Edges are sorted by `other`, then by falling similarity, then by `one`.
-    """
-    ends = np.searchsorted(members["row"], np.stack([edges["one"], edges["other"]]))
-    links = edges.copy()
-    links["one"], links["other"] = np.sort(text_of_member[ends], axis=0)
-    links = links[np.lexsort((links["one"], -links["similarity"], links["other"]))]
-    return np.searchsorted(links["other"], np.arange(len(members) + 1)), links
-
-
 class _Walk:
     """Texts in the order in which they are decided, with the kept text that each resembles."""
 
-    def __init__(self, heads: Members, linked: tuple[Rows, Edges], earlier: int) -> None:
-        starts, links = linked
-        self.heads, self._starts = heads, starts.tolist()
+    def __init__(self, heads: Members, links: Edges, earlier: int) -> None:
+        self.heads = heads
+        links = links[np.lexsort((links["one"], -links["similarity"], links["other"]))]
+        self._starts = np.searchsorted(links["other"], np.arange(len(heads) + 1)).tolist()
         self._before, self._similarity = links["one"].tolist(), links["similarity"].tolist()
         roots = heads["root"]
         self.begins = np.append(True, roots[1:] != roots[:-1]).tolist()
