@@ -1,5 +1,6 @@
 """Which documents survive, compared with the rule written down plainly: every text with every kept one of its group."""
 
+import json
 import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -143,6 +144,8 @@ def test_where_a_limit_leaves_comparisons_out_documents_are_kept_and_counted(
     found, figures = run(tmp_path / "limited", [documents])
     assert 0 < figures["not_compared_with_all"] < figures["compared"]
     removed = {one["id"]: one for one in found if "survivor" in one}
+    assert sum(figures["near_similarities"].values()) == len(removed)
+    assert json.loads((tmp_path / "limited/out/clusters.json").read_text()).items() <= figures.items()
     for name, one in removed.items():
         assert one["survivor"] not in removed
         assert one["similarity"] == round(jaccard(sets[name], sets[one["survivor"]]), 4) >= RULES.threshold
