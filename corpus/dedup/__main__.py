@@ -50,6 +50,7 @@ from common.workers import Workers
 from corpus.dedup.clusters import filter_shard, outputs_of, write_clusters
 from corpus.dedup.pairs import write_edges, write_pairs
 from corpus.dedup.signatures import Signatures, fingerprint, place_of, write_signatures
+from corpus.phases import SHARD, Phase, option, run_phase
 from corpus.segments import Segments
 
 _OWN = re.compile(r".+\.(signatures|pairs|edges|clusters|removed)(\.tmp)?")  # files in the folder work.tmp/
@@ -57,113 +58,6 @@ _CLUSTERS, _FIGURES = "all.clusters", "clusters.json"
 
 Share = tuple[int, int]
 """(J, N): part J of N."""
-
-
-# ---------------------------------------------------------------- command line
-
-
-def _parser() -> argparse.ArgumentParser:
-    """The parser, in which each phase stands with its action and its options."""
-    parser = cli.parser("corpus.dedup", __doc__)
-    phases = parser.add_subparsers(dest="phase", required=True)
-
-    def phase(name: str, action: Callable[..., None], summary: str, *options: Callable[..., Any]) -> None:
-        command = phases.add_parser(name, help=summary)
-        command.set_defaults(action=action)
-        cli.add_settings(command, "dedup")
-        for add_to in options:
-            add_to(command)
-
-    def option(name: str, **settings: Any) -> Callable[..., Any]:
-        return lambda command: command.add_argument(name, **{"required": True, **settings})
-
-    shard = option("--input", type=cli.input_path, metavar="FILE", help="document shard")
-    work = option("--work", type=cli.output_folder, metavar="DIR", help="working folder")
-    shards = option("--shards", type=cli.positive_int, required=False, metavar="N", help="only 0000 to N - 1")
-    shares = option("--part", type=_share, nargs="+", metavar="J/N", help="share of the work")
-    output = option("--output-dir", type=cli.output_folder, metavar="DIR", help="survivors, removed/")
-    workers, stats = cli.add_workers, cli.add_stats
-    bands, verify = partial(_each_share, _bands), partial(_each_share, _verify)
-    phase("run", _run, "all phases on one machine", cli.add_input, output, workers, stats)
-    phase("signatures", _sign, "phase 1: signatures of the documents of a shard", shard, work, workers)
-    phase("bands", bands, "phase 2: pair the documents that agree in a band", work, shards, shares)
-    phase("verify", verify, "phase 3: the true similarity of the pairs", work, shards, shares)
-    phase("clusters", _choose, "phase 4: choose the survivors of each group of linked documents", work, shards, stats)
-    phase("filter", _filter, "phase 5: the survivors of a shard", shard, work, output, stats)
-    return parser
-
-
-def _share(text: str) -> Share:
-    """`2/8`: the third of eight shares."""
-    number, _, count = text.partition("/")
-    if not (number.isdigit() and count.isdigit() and int(number) < int(count)):
-        raise argparse.ArgumentTypeError("must read J/N with J from 0 to N - 1")
-    return int(number), int(count)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    arguments.action(arguments, cli.read_settings(arguments))
-    return 0
-
-
-def _run(arguments: argparse.Namespace, settings: Settings) -> None:
-    if warning := settings.dedup.low_recall():
-        warn(warning)
-    shards = expand_inputs(arguments.input, "shards")
-    require_regular(shards, "corpus.dedup run")
-    require_distinct_stems(shards)
-    outputs = [path for shard in shards for path in outputs_of(shard, arguments.output_dir)]
-    check_outputs([*outputs, arguments.output_dir / _FIGURES, arguments.stats], shards)
-    stats = dedup(shards, arguments.output_dir, settings.dedup, arguments.workers, settings.max_bad_share)
-    stats.finish(arguments.stats)
-
-
-def _sign(arguments: argparse.Namespace, settings: Settings) -> None:
-    if warning := settings.dedup.low_recall():
-        warn(warning)
-    require_regular([arguments.input], "deduplication")
-    output = _signatures_of(arguments.input, arguments.work)
-    with Workers(arguments.workers) as pool:
-        count = write_signatures(arguments.input, output, settings.dedup, pool, settings.max_bad_share)
-    print(f"dedup signatures: {count} documents")
-
-
-def _each_share(phase: Callable[..., str], arguments: argparse.Namespace, settings: Settings) -> None:
-    files = _signature_files(arguments)
-    for share in arguments.part:
-        print(phase(arguments.work, files, settings.dedup, share))
-
-
-def _choose(arguments: argparse.Namespace, settings: Settings) -> None:
-    figures = _clusters(arguments.work, _signature_files(arguments), settings.dedup)
-    if arguments.stats:
-        write_json(arguments.stats, figures)
-    print(f"dedup clusters: {figures['edges']} edges between {figures['documents']} documents")
-
-
-def _filter(arguments: argparse.Namespace, _: Settings) -> None:
-    require_regular([arguments.input], "deduplication")
-    check_outputs([*outputs_of(arguments.input, arguments.output_dir), arguments.stats], [arguments.input])
-    filter_shard(arguments.input, arguments.work / _CLUSTERS, arguments.output_dir).finish(arguments.stats)
-
-
-def _signatures_of(shard: Path, work: Path) -> Path:
-    return work / f"{shard_stem(shard)}.signatures"
-
-
-def _signature_files(arguments: argparse.Namespace) -> list[Path]:
-    """The signatures in the folder, or only those of the first `--shards`."""
-    if arguments.shards is not None:
-        return shard_paths(arguments.work, arguments.shards, ".signatures")
-    paths = sorted(arguments.work.glob("*.signatures"))
-    if not paths:
-        raise InputError(f"{arguments.work}: no *.signatures inside; run the phase `signatures` first")
-    return paths
-
-
-# ---------------------------------------------------------------- phases
 
 
 def dedup(
@@ -248,6 +142,91 @@ def _clusters(work: Path, files: Sequence[Path], settings: DedupSettings) -> dic
     parts = range(Segments(work / "0.pairs").info["jobs"])
     pairs, edges = ([work / f"{part}.{kind}" for part in parts] for kind in ("pairs", "edges"))
     return write_clusters(Signatures(files, settings), pairs, edges, work / _CLUSTERS, settings)
+
+
+# ---------------------------------------------------------------- command line
+
+
+def _run(arguments: argparse.Namespace, settings: Settings) -> None:
+    if warning := settings.dedup.low_recall():
+        warn(warning)
+    shards = expand_inputs(arguments.input, "shards")
+    require_regular(shards, "corpus.dedup run")
+    require_distinct_stems(shards)
+    outputs = [path for shard in shards for path in outputs_of(shard, arguments.output_dir)]
+    check_outputs([*outputs, arguments.output_dir / _FIGURES, arguments.stats], shards)
+    stats = dedup(shards, arguments.output_dir, settings.dedup, arguments.workers, settings.max_bad_share)
+    stats.finish(arguments.stats)
+
+
+def _sign(arguments: argparse.Namespace, settings: Settings) -> None:
+    if warning := settings.dedup.low_recall():
+        warn(warning)
+    require_regular([arguments.input], "deduplication")
+    output = _signatures_of(arguments.input, arguments.work)
+    with Workers(arguments.workers) as pool:
+        count = write_signatures(arguments.input, output, settings.dedup, pool, settings.max_bad_share)
+    print(f"dedup signatures: {count} documents")
+
+
+def _each_share(phase: Callable[..., str], arguments: argparse.Namespace, settings: Settings) -> None:
+    files = _signature_files(arguments)
+    for share in arguments.part:
+        print(phase(arguments.work, files, settings.dedup, share))
+
+
+def _choose(arguments: argparse.Namespace, settings: Settings) -> None:
+    figures = _clusters(arguments.work, _signature_files(arguments), settings.dedup)
+    if arguments.stats:
+        write_json(arguments.stats, figures)
+    print(f"dedup clusters: {figures['edges']} edges between {figures['documents']} documents")
+
+
+def _filter(arguments: argparse.Namespace, _: Settings) -> None:
+    require_regular([arguments.input], "deduplication")
+    check_outputs([*outputs_of(arguments.input, arguments.output_dir), arguments.stats], [arguments.input])
+    filter_shard(arguments.input, arguments.work / _CLUSTERS, arguments.output_dir).finish(arguments.stats)
+
+
+def _signatures_of(shard: Path, work: Path) -> Path:
+    return work / f"{shard_stem(shard)}.signatures"
+
+
+def _signature_files(arguments: argparse.Namespace) -> list[Path]:
+    """The signatures in the folder, or only those of the first `--shards`."""
+    if arguments.shards is not None:
+        return shard_paths(arguments.work, arguments.shards, ".signatures")
+    paths = sorted(arguments.work.glob("*.signatures"))
+    if not paths:
+        raise InputError(f"{arguments.work}: no *.signatures inside; run the phase `signatures` first")
+    return paths
+
+
+def _share(text: str) -> Share:
+    """`2/8`: the third of eight shares."""
+    number, _, count = text.partition("/")
+    if not (number.isdigit() and count.isdigit() and int(number) < int(count)):
+        raise argparse.ArgumentTypeError("must read J/N with J from 0 to N - 1")
+    return int(number), int(count)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    work = option("--work", type=cli.output_folder, metavar="DIR", help="working folder")
+    shards = option("--shards", type=cli.positive_int, required=False, metavar="N", help="only 0000 to N - 1")
+    part = option("--part", type=_share, nargs="+", metavar="J/N", help="share of the work")
+    output = option("--output-dir", type=cli.output_folder, metavar="DIR", help="survivors, removed/")
+    workers, stats = cli.add_workers, cli.add_stats
+    bands, verify = partial(_each_share, _bands), partial(_each_share, _verify)
+    phases = (
+        Phase("run", _run, "all phases on one machine", (cli.add_input, output, workers, stats)),
+        Phase("signatures", _sign, "phase 1: signatures of the documents of a shard", (SHARD, work, workers)),
+        Phase("bands", bands, "phase 2: pair the documents that agree in a band", (work, shards, part)),
+        Phase("verify", verify, "phase 3: the true similarity of the pairs", (work, shards, part)),
+        Phase("clusters", _choose, "phase 4: the survivors of each group of linked documents", (work, shards, stats)),
+        Phase("filter", _filter, "phase 5: the survivors of a shard", (SHARD, work, output, stats)),
+    )
+    return run_phase("corpus.dedup", __doc__, "dedup", phases, argv)
 
 
 if __name__ == "__main__":
