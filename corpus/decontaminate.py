@@ -53,8 +53,8 @@ def count(inputs: Sequence[Path], settings: DecontaminateSettings, **options: Un
     """The first pass over some shards: the digest of the n-grams, and the count of each."""
     total, digest = Counter[int](), ngrams_of(settings).digest
     step = ShardStep("decontaminate count", inputs, **options | {"allow_empty": True})
-    with step.map(partial(find_numbers, settings)) as found, step.results() as results:
-        for numbers in found:
+    with step.map(partial(find_numbers, settings)) as documents, step.results() as results:
+        for numbers in documents:
             total.update(numbers)
             results.meter.advance()
     return _counts_file(digest, total)
@@ -96,10 +96,10 @@ def cut(
     hits, touched = np.zeros(len(ngrams.texts), dtype=np.int64), Counter[str]()
     step = ShardStep("decontaminate", inputs, **options)
     with (
-        step.map(partial(cut_document, settings, ignored)) as found,
+        step.map(partial(cut_document, settings, ignored)) as outcomes,
         step.results(document_writer(output)) as results,
     ):
-        for outcome, numbers in found:
+        for outcome, numbers in outcomes:
             results.record(outcome)
             if numbers:
                 np.add.at(hits, numbers, 1)

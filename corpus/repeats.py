@@ -1,11 +1,11 @@
 """Cut the lines and paragraphs that repeat over the corpus; the first copy of each stays.
 
-    U='repeats.units=[lines]'
-    python -m corpus.repeats run --input dedup/*.jsonl.zst --output-dir repeats $U
-    python -m corpus.repeats count --input dedup/0000.jsonl.zst --output work/0000.units $U
-    python -m corpus.repeats sum --units work --shards 1 --output all.repeats $U
+    python -m corpus.repeats run --input dedup --output-dir repeats 'repeats.units=[lines]'
+    python -m corpus.repeats count --input dedup/0000.jsonl.zst \\
+        --output work/0000.units 'repeats.units=[lines]'
+    python -m corpus.repeats sum --units work --shards 1 --output all.repeats 'repeats.units=[lines]'
     python -m corpus.repeats cut --input dedup/0000.jsonl.zst --repeats all.repeats \\
-        --output repeats/0000.jsonl.zst --rejects repeats/rejects/0000.jsonl.zst $U
+        --output repeats/0000.jsonl.zst --rejects rejects/0000.jsonl.zst 'repeats.units=[lines]'
 
 `count` hashes the lines or paragraphs of a shard, `sum` finds those that occur more than
 `repeats.max_count` times in all shards, `cut` removes them from a shard; `run` does it all on one
@@ -57,11 +57,11 @@ def count(shard: Path, output: Path, settings: RepeatsSettings, **options: Unpac
     step = ShardStep("repeats count", [shard], **options | {"allow_empty": True})
     info: dict[str, Any] = {"settings": fingerprint(settings), "units": 0}
     with (
-        step.map(partial(hash_units, settings), enumerate(step.documents())) as found,
+        step.map(partial(hash_units, settings), enumerate(step.documents())) as hashed,
         step.results() as results,
         write_segments(output, info) as file,
     ):
-        for chunk in grouped(found, lambda units: 1 + len(units), CHUNK):
+        for chunk in grouped(hashed, lambda units: 1 + len(units), CHUNK):
             units = np.concatenate(chunk)
             first_byte = (units["hash"] >> np.uint64(56)).astype(np.int64)
             units = units[np.argsort(first_byte, kind="stable")]

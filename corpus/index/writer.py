@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class IndexWriter:
-    """Streams documents into PREFIX.bin and PREFIX.idx, of which the index appears last.
+    """Streams documents into PREFIX.bin and PREFIX.idx; the index appears last.
 
     With `table`, PREFIX.docs is written, too: every document must then be added with its row.
 
