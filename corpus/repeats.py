@@ -3,7 +3,8 @@
     python -m corpus.repeats run --input dedup --output-dir repeats 'repeats.units=[lines]'
     python -m corpus.repeats count --input dedup/0000.jsonl.zst \\
         --output work/0000.units 'repeats.units=[lines]'
-    python -m corpus.repeats sum --units work --shards 1 --output all.repeats 'repeats.units=[lines]'
+    python -m corpus.repeats sum --units work --shards 1 --output all.repeats \\
+        'repeats.units=[lines]'
     python -m corpus.repeats cut --input dedup/0000.jsonl.zst --repeats all.repeats \\
         --output repeats/0000.jsonl.zst --rejects rejects/0000.jsonl.zst 'repeats.units=[lines]'
 
