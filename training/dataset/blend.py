@@ -100,7 +100,7 @@ class Blend:
 
     @cached_property
     def content(self) -> list[str]:
-        """A hash of each corpus' tokens (`corpus.index.layout_of`)."""
+        """A hash of each corpus' tokens (`corpus.index.content_of`)."""
         return [part.corpus.content for part in self.parts]
 
     @property

@@ -93,7 +93,7 @@ class Corpus:
 
     @cached_property
     def content(self) -> str:
-        """A hash of the tokens; see `corpus.index.layout_of`."""
+        """A hash of the tokens; see `corpus.index.content_of`."""
         return content_of(self.prefix)
 
     def check_vocabulary(self, vocab_size: int, key: str) -> None:

@@ -7,8 +7,8 @@ from common.settings import DedupSettings
 from corpus.dedup.clusters import write_clusters
 from corpus.dedup.columns import write_columns
 from corpus.dedup.pairs import write_pairs
-from corpus.dedup.segments import write_segments
 from corpus.dedup.signatures import CHUNK, Signatures, fingerprint, key_of
+from corpus.segments import write_segments
 
 NAME = "0123456789abcdef"
 LINE = b'{"id":"%s","text":""}' % NAME.encode()

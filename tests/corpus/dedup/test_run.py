@@ -1,4 +1,3 @@
-import json
 import os
 import random
 import re
@@ -93,22 +92,6 @@ def test_the_longest_of_every_true_cluster_survives_whatever_the_shards_workers_
         pair = (set_of(texts[each["id"]]) for each in (dropped, survivor))
         assert dropped["similarity"] == round(jaccard(*pair), 4)
         assert dropped["text"] in texts[dropped["id"]] and survivor["text"] in texts[survivor["id"]]
-
-
-def test_each_link_of_a_chain_is_kept_or_names_a_kept_one_that_it_resembles(tmp_path: Path) -> None:
-    words = prose(4, 500).split()
-    chain = [" ".join(words[start : start + 200]) for start in range(0, 300, 20)]
-    documents = [document(number, text) for number, text in enumerate(chain)]
-    found, figures = run(tmp_path / "chain", [documents[::2], documents[1::2]])
-    texts = {one["id"]: set_of(one["text"]) for one in documents}
-    removed = {one["id"]: one for one in found if "survivor" in one}
-    assert len(removed) >= 8 and not {one["survivor"] for one in removed.values()} & removed.keys()
-    for name, one in removed.items():
-        assert one["similarity"] == round(jaccard(texts[name], texts[one["survivor"]]), 4) >= RULES.threshold
-    kept = texts.keys() - removed.keys()
-    assert max(jaccard(texts[one], texts[other]) for one in kept for other in kept if one < other) < RULES.threshold
-    assert sum(figures["near_similarities"].values()) == len(removed) and figures["not_compared_with_all"] == 0
-    assert json.loads((tmp_path / "chain/out/clusters.json").read_text()).items() <= figures.items()
 
 
 def test_bytes_do_not_depend_on_workers_or_pythons_hash_seed(tmp_path: Path) -> None:
