@@ -155,7 +155,7 @@ def validate(raw: Mapping[str, Any], source: str) -> Settings:
 def of_this_version(
     raw: dict[str, Any], given: Container[str] | None, model: type[BaseModel] = Settings
 ) -> dict[str, Any]:
-    """The content of a resolved file without the keys that `model` lacks now and that had their default then."""
+    """A resolved file without the keys that `model` lacks now and that had their default then."""
     if given is not None:
         try:
             model.model_validate(raw)

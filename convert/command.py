@@ -1,6 +1,6 @@
 """The command around a target: shared options, the source, an output that appears when proved.
 
-    parser = cli.parser("convert.to_x", __doc__)
+    parser = cli.parser("convert.VERB", __doc__)
     command.add_source(parser)
     command.add_output(parser)
     arguments = parser.parse_args(argv)

@@ -270,9 +270,9 @@ def write_json(path: Path, value: object, *, indent: bool = True) -> None:
 
 
 def first_foreign_file(folder: Path, own: Callable[[str], object]) -> Path | None:
-    """The first entry of a folder, by name, that is not a regular file with one of our names, or None.
+    """The first entry of a folder, by name, that is no regular file with a name of ours, or None.
 
-    Folders and symbolic links count as foreign, and so does `folder` itself if it is a link or not a folder.
+    Folders and symbolic links count as foreign, as does `folder` if it is a link or no folder.
     """
     if folder.is_symlink() or not folder.is_dir():
         return folder
@@ -281,7 +281,7 @@ def first_foreign_file(folder: Path, own: Callable[[str], object]) -> Path | Non
 
 
 def remove_own(folder: Path, own: Callable[[str], object]) -> None:
-    """Remove a folder of our files if it exists. Raises InputError and removes nothing if it has a foreign file."""
+    """Remove a folder of our files, if it exists. Raises InputError if it has a foreign file."""
     if not folder.is_symlink() and not folder.exists():
         return
     if foreign := first_foreign_file(folder, own):

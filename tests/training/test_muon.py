@@ -1,4 +1,6 @@
-"""Muon: its steps, which parameters it has, and runs that begin or resume with it. Layouts are in test_parity.py."""
+"""Muon: its steps, which parameters it has, and runs that begin or resume with it. Layouts are in
+test_parity.py.
+"""
 
 from contextlib import closing
 from pathlib import Path

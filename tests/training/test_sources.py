@@ -56,7 +56,8 @@ def first_read(trace: Trace, document: int, first: int, last: int) -> int | None
 @pytest.fixture
 def text(trace: Trace, monkeypatch: Patch) -> str:
     """What the model writes now: 12 tokens that iteration 5 was the first to read, and 12 that a
-    validation document alone has."""
+    validation document alone has.
+    """
     corpus, part = trace.samples[0].corpus, trace.samples[0].part
     trained = trace.tokenizer.decode(corpus.tokens[: corpus.starts[part.stop]].tolist())
     places = [(piece.document.number, piece.span.first) for piece in trace.step(5) if piece.span.tokens >= SIZE]

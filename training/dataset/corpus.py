@@ -1,8 +1,8 @@
 """Turn a dataset into samples: choose documents, order them, cut them into windows of tokens.
 
-    corpus = Corpus.open(prefix)
-    documents = split_documents("949,50,1", corpus.documents)["train"]
-    train = Samples(corpus, documents, seq_len=1024, seed=1234)
+    opened = Corpus.open(prefix)
+    documents = split_documents("949,50,1", opened.documents)["train"]
+    train = Samples(opened, documents, seq_len=1024, seed=1234)
     tokens = train.sample(consumed)        # int64 (1025,)
 
 The order is a pure function of (seed, corpus, epoch), never of a run's length or layout. An epoch

@@ -46,7 +46,9 @@ def planted(families: int) -> list[Document]:
 def run(
     folder: Path, shards: list[list[Document]], workers: int = 1, rules: DedupSettings = RULES
 ) -> tuple[list[Document], dict[str, Any]]:
-    """Survivors and, with their `survivor`, the removed documents of all shards; and the figures of the statistics."""
+    """Survivors and, with their `survivor`, the removed documents of all shards; and the figures of
+    the statistics.
+    """
     paths = [write_shard(folder / "in" / f"{n:04d}.jsonl.zst", shard) for n, shard in enumerate(shards)]
     stats = dedup(paths, folder / "out", rules, workers)
     kept = [d for path in paths for d in read_shard(folder / "out" / path.name)]
@@ -116,7 +118,9 @@ def test_the_threshold_decides(tmp_path: Path) -> None:
 
 
 def test_pairs_at_the_threshold_are_found_as_often_as_the_banding_promises(tmp_path: Path) -> None:
-    """20 bands x 6 rows find 0.998 of the pairs at Jaccard 0.8: of 100 planted ones at 0.8 or more, 99."""
+    """20 bands x 6 rows find 0.998 of the pairs at Jaccard 0.8: of 100 planted ones at 0.8 or more,
+    99.
+    """
     documents, expected = [], 0
     for number in range(120):
         text = prose(number, 120)

@@ -1,4 +1,6 @@
-"""Which documents survive, compared with the rule written down plainly: every text with every kept one of its group."""
+"""Which documents survive, compared with the rule written down plainly: every text with every kept
+one of its group.
+"""
 
 import json
 import random
@@ -26,7 +28,9 @@ from tests.corpus.dedup.test_run import edited, run
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 
 Fates = dict[str, tuple[str, float]]
-"""For each document the kept one that it resembles and their similarity, (its own id, 1) if it is kept."""
+"""For each document the kept one that it resembles and their similarity, (its own id, 1) if it is
+kept.
+"""
 
 
 def chain(seed: int, count: int) -> list[str]:

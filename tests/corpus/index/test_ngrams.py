@@ -35,7 +35,9 @@ def everywhere(documents: list[list[int]], wanted: list[int]) -> list[int]:
 
 
 def extents(documents: list[list[int]], query: list[int]) -> dict[tuple[int, int], int]:
-    """For every pair of equal tokens that the tokens before do not extend: what they begin, and how often."""
+    """For every pair of equal tokens that the tokens before do not extend: what they begin, and how
+    often.
+    """
     found: dict[tuple[int, int], int] = {}
     for document in documents:
         for first in range(len(query)):

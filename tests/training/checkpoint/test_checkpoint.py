@@ -1,4 +1,6 @@
-"""Checkpoints are complete or absent, hold no vocabulary padding, and are refused where they do not fit."""
+"""Checkpoints are complete or absent, hold no vocabulary padding, and are refused where they do not
+fit.
+"""
 
 import os
 import shutil

@@ -1,7 +1,8 @@
 """Runs the trainer's real step on tensors without memory, and counts the bytes that it would hold.
 
-Tensors are fake (shapes without storage), and so are the other ranks: collectives return at once. Every storage is
-counted from its allocation to its end, so the peak is exact for eager mode, at any size, on any machine.
+Tensors are fake (shapes without storage), and so are the other ranks: collectives return at once.
+Every storage is counted from its allocation to its end, so the peak is exact for eager mode, at any
+size, on any machine.
 """
 
 import gc
@@ -72,7 +73,9 @@ class Storages(TorchDispatchMode):
         self.peak = max(self.peak, self.held)
 
     def counting(self, resize: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-        """FSDP's function, which frees or allocates gathered parameters by the size of their storage."""
+        """FSDP's function, which frees or allocates gathered parameters by the size of their
+        storage.
+        """
 
         def counted(tensor: Tensor) -> None:
             resize(tensor)
