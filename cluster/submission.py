@@ -28,6 +28,7 @@ from common import cli, run_card
 from common.config import load_settings, settings_text
 from common.errors import InputError
 from common.files import write_text
+from common.files.writing import replace_folder
 from common.settings import Settings
 from training.model_folder import newest_iteration, stop_file, stopped_mark
 
@@ -93,11 +94,10 @@ def remove_marks(folder: Path, submitted: int) -> None:
 
 
 def make_snapshot(settings: Settings, folder: Path) -> Path:
-    """Copy the code and the settings into a model folder, to FOLDER/snapshots/DIGEST; returns that
-    folder.
+    """Copy the code and the settings to FOLDER/snapshots/DIGEST, of their content; returns it.
 
     A job and its restarts run the copy: editing sources or configuration does not change a job in
-    the queue. The digest is that of the content.
+    the queue.
     """
     text = settings_text(settings)
     files = [
@@ -111,13 +111,11 @@ def make_snapshot(settings: Settings, folder: Path) -> Path:
         digest.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes() + b"\0")
     snapshot = folder / "snapshots" / digest.hexdigest()[:12]
     if not snapshot.is_dir():
-        building = snapshot.with_name(f"{snapshot.name}.tmp")  # one submitter at a time
-        shutil.rmtree(building, ignore_errors=True)
-        for package in PACKAGES:
-            shutil.copytree(_ROOT / package, building / "code" / package, ignore=shutil.ignore_patterns("__pycache__"))
-        write_text(building / "settings.yaml", text)
-        write_text(building / "code" / run_card.COMMIT, run_card.commit(_ROOT) or "")
-        building.rename(snapshot)
+        with replace_folder(snapshot) as new:
+            for package in PACKAGES:
+                shutil.copytree(_ROOT / package, new / "code" / package, ignore=shutil.ignore_patterns("__pycache__"))
+            write_text(new / "code" / run_card.COMMIT, run_card.commit(_ROOT) or "")
+            write_text(new / "settings.yaml", text)
     return snapshot
 
 

@@ -1,4 +1,4 @@
-"""Shared by every command: settings, errors, files, statistics, progress, workers and the GPT-2 tokenizer.
+"""Shared by every command: settings, errors, files, statistics, progress, workers, tokenizer.
 
 Every other package may import it; it imports none of them.
 """

@@ -1,11 +1,11 @@
 """Child processes that end with their parent, even when the parent is killed with SIGKILL.
 
-    die_with_parent(os.getppid())             # in any child process: Linux kills it when its parent ends
+    die_with_parent(os.getppid())             # in a child: Linux kills it when its parent ends
     worker = WorkerProcess()
     worker.call(len, "abc")                   # 3
 
-Signals reach a command alone or with its whole process group (a terminal, Slurm). Workers therefore ignore SIGINT,
-SIGTERM and SIGHUP; the command stops them with `end`, which lets them remove their temporary files.
+A terminal and Slurm signal the whole process group. Workers therefore ignore SIGINT, SIGTERM and
+SIGHUP; the command stops them with `end`, which lets them remove their temporary files.
 """
 
 import atexit
@@ -28,15 +28,15 @@ from common.errors import ToolkitError
 _LIBC = ctypes.CDLL(None)  # loaded now: between fork and exec it is too late
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _HANDLED_BY_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_END = signal.SIGUSR1  # sent by the parent: abandon the current item, clean up, exit
+_END = signal.SIGUSR1  # sent by the parent: abort the current item, clean up, exit
 _GRACE = 5.0  # seconds that a worker has to clean up
 
 
 def die_with_parent(parent: int | None = None) -> None:
     """Ask the kernel to kill this process when its parent ends.
 
-    The kernel watches the thread that started this process, so that thread must live as long as the work. If `parent`
-    is given and is not the parent's process id any more, this process kills itself.
+    The kernel watches the thread that started this process, so that thread must outlive the work.
+    If the parent's process id is not `parent`, the parent has ended, and this process kills itself.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
@@ -44,25 +44,25 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 class WorkerProcess:
-    """A process that calls functions, one at a time. Not thread-safe.
+    """A forked process that calls functions, one at a time. Not thread-safe.
 
-    It is forked: start it in the main thread, and before there are others, because fork copies their locks.
+    Start it in the main thread, before any other thread, because fork copies their locks.
     """
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("fork")
         self._connection, theirs = context.Pipe()
-        self._function: object = None  # the one that the worker holds
+        self._function: object = None  # that the worker has
         self._process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
         with theirs, _signals_blocked(), warnings.catch_warnings():
-            # Python also counts native threads, such as BLAS pools; they are idle, and no worker uses them.
+            # Python also counts native threads, such as idle BLAS pools; no worker uses them
             warnings.filterwarnings("ignore", ".*use of fork", DeprecationWarning)
             self._process.start()
 
     def call(self, function: Callable[[Any], Any], item: object) -> Any:
-        """Return `function(item)`, or raise its exception. Raises ToolkitError if the process dies or lacks memory.
+        """Return `function(item)`, or raise its exception; ToolkitError if the process dies.
 
-        A function is sent only when it differs from the last one, so pass the same object each time.
+        A function is sent only if it is another object than in the last call.
         """
         try:
             self._connection.send((None if function is self._function else function, item))
@@ -86,7 +86,7 @@ class WorkerProcess:
             self._connection.send(None)
 
     def end(self) -> None:
-        """Abort the process' work and stop it; `join` waits for the exit."""
+        """Abort the work and stop the process; `join` waits for its exit."""
         if self._process.is_alive() and self._process.pid:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, _END)
@@ -101,7 +101,7 @@ class WorkerProcess:
 
 
 def _kill_forgotten() -> None:
-    """At exit, kill workers orphaned by a signal while they started: multiprocessing would wait for them."""
+    """At exit, kill workers orphaned by a signal at their start, else multiprocessing waits."""
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()
@@ -120,7 +120,7 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# ---------------------------------------------------------------------------------------------- in the worker
+# ---------------------------------------------------------------------------------- in the worker
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:

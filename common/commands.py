@@ -38,7 +38,6 @@ COMMANDS = {
     "corpus.index": "corpus.index",
     "corpus.sample": "workflow.provenance.sample",
     "corpus.show": "workflow.provenance.show",
-    "corpus.export": "corpus.export",
     "corpus.remove": "workflow.provenance.remove",
     "training.plan": "training.plan",
     "training.train": "training.train",

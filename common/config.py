@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from common.errors import ConfigError
 from common.files import write_text
@@ -152,11 +152,13 @@ def validate(raw: Mapping[str, Any], source: str) -> Settings:
         raise ConfigError(f"{source}: {key + ': ' if key else ''}{message}{given}") from None
 
 
-def _of_this_version(raw: dict[str, Any], given: Container[str] | None) -> dict[str, Any]:
-    """A resolved file's content without keys that this version lacks and that had their default."""
+def of_this_version(
+    raw: dict[str, Any], given: Container[str] | None, model: type[BaseModel] = Settings
+) -> dict[str, Any]:
+    """A resolved file without the keys that `model` lacks now and that had their default then."""
     if given is not None:
         try:
-            Settings.model_validate(raw)
+            model.model_validate(raw)
         except ValidationError as errors:
             for error in errors.errors():
                 *parents, key = error["loc"]
@@ -176,7 +178,7 @@ def load_settings(
     With `name` they apply to a copy of the model with this name. Raises ConfigError for an
     unreadable file, an unknown key or model, a name that is taken, or an override without `=`.
     """
-    raw = _of_this_version(read_yaml(path), _given(path.read_text(encoding="utf-8-sig")))
+    raw = of_this_version(read_yaml(path), _given(path.read_text(encoding="utf-8-sig")))
     models = raw.get("models") or {}
     if model is not None and model not in models:
         hint = closest(model, models)

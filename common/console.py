@@ -11,12 +11,12 @@ QUIET = "URLS_TO_GPT2_QUIET"
 
 
 def is_quiet() -> bool:
-    """Whether progress is turned off: common.progress asks."""
+    """Whether progress is turned off."""
     return os.environ.get(QUIET, "") not in ("", "0")
 
 
 def say(text: str) -> None:
-    """Print a line and flush it. Ignores a closed pipe and a full disk, so that long jobs survive `| head`."""
+    """Print a line and flush it; a closed pipe (`| head`) or a full disk stops no job."""
     try:
         print(f"{text}\n", end="", flush=True)  # a single write: several threads print
     except OSError:
@@ -43,12 +43,12 @@ def fail(error: Exception) -> int:
 
 
 def discard(descriptor: int) -> None:
-    """Redirect a descriptor whose reader has ended to /dev/null: Python still flushes its buffer at exit."""
+    """Redirect a descriptor without a reader to /dev/null: Python flushes its buffer at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def text_table(rows: Iterable[Sequence[object]], align: str = "") -> str:
-    """Rows of cells as lines. `align` has an `l` or `r` per column; columns without one are left-aligned."""
+    """Rows of cells as lines. `align` has `l` (the default) or `r` per column."""
     from tabulate import tabulate  # takes a tenth of a second
 
     lines = list(rows)

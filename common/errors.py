@@ -1,4 +1,4 @@
-"""Every error that the toolkit raises on purpose. Each message is one line: what is wrong, where, and the cure.
+"""The toolkit's errors. Each message is one line: what is wrong, where, and the cure.
 
 ToolkitError
 ├── InputError         a file, folder or argument that is missing, empty, truncated or malformed
@@ -55,7 +55,7 @@ class EmptyResultError(ToolkitError):
 
 
 class OutageError(ToolkitError):
-    """The network is down, so failed requests say nothing about the pages; run the command again later."""
+    """The network is down, so failed requests say nothing about the pages."""
 
     exit_code = RESUME_ME  # Snakemake tries again
 
@@ -95,14 +95,11 @@ class LostRankError(JobError):
 
 
 class KernelError(JobError):
-    """A GPU kernel that cannot be built, loaded or launched; every kernel has a fallback in PyTorch."""
+    """A GPU kernel that cannot be built, loaded or launched."""
 
 
 class PageError(Exception):
-    """Why a page has no text, and whether a retry may succeed.
-
-    `wait` is the least number of seconds before that attempt, where the server named one.
-    """
+    """Why a page has no text, and whether a retry may succeed, after `wait` seconds or more."""
 
     def __init__(self, reason: str, *, transient: bool = False, wait: float = 0.0) -> None:
         super().__init__(reason)
@@ -116,5 +113,5 @@ class PageError(Exception):
 
     @property
     def host_failed(self) -> bool:
-        """Whether the failure is the host's (down, busy), not only this page's."""
+        """Whether the host failed (down, busy), not only this page."""
         return not self.off_site and (self.reason in _HOST_FAILURES or self.reason.startswith("http_5"))

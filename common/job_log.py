@@ -2,8 +2,8 @@
 
     finished after 12.3 s; largest process 812 MB
 
-`common.cli` writes it when the command of a rule of the workflow succeeds: `python -m corpus.clean … > 0000.log 2>&1`.
-The file's date is the end.
+`common.cli` writes it when the command of a rule succeeds: `python -m corpus.clean … > 0000.log
+2>&1`. The file's date is the end.
 """
 
 import os
@@ -17,7 +17,7 @@ from common.config import JOB_SETTINGS
 from common.console import say
 
 _LAST_LINE = re.compile(r"finished after ([\d.]+) s; largest process (\d+) MB$")
-_STARTED = time.monotonic()  # imports of this module come first in every command
+_STARTED = time.monotonic()  # every command imports this module first
 
 
 class JobTime(NamedTuple):
@@ -42,13 +42,13 @@ def finish() -> None:
 def last_line(path: Path) -> tuple[str, float]:
     """The last line of a log, of up to 4 KB, and its date in Unix time."""
     with path.open("rb") as log:
-        facts = os.fstat(log.fileno())
-        log.seek(max(0, facts.st_size - 4096))
-        return log.read().decode(errors="replace").rstrip().rpartition("\n")[2], facts.st_mtime
+        status = os.fstat(log.fileno())
+        log.seek(max(0, status.st_size - 4096))
+        return log.read().decode(errors="replace").rstrip().rpartition("\n")[2], status.st_mtime
 
 
 def read(path: Path) -> JobTime | None:
     """The time and memory in a log; None while its command runs, and if it failed."""
     line, ended = last_line(path)
-    found = _LAST_LINE.search(line)
-    return JobTime(float(found[1]), int(found[2]), ended) if found else None
+    match = _LAST_LINE.search(line)
+    return JobTime(float(match[1]), int(match[2]), ended) if match else None

@@ -16,14 +16,14 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-# readable on white and on black, and apart for the colour-blind when in this order
+# readable on white and black; in this order distinct for the colour-blind
 COLORS = ("#1f77c8", "#d0682a", "#3d9a6a", "#b04a86", "#8c8c8c", "#b8901f", "#6f6fd0")
-WIDTH = 4.8  # inches of a figure: on a telephone still readable
-_INK = "#222223"  # drawn in it: what takes the page's text colour, light or dark
+WIDTH = 4.8  # inches of a figure; still readable on a phone
+_INK = "#222223"  # replaced by the page's text colour, light or dark
 _ROW, _CELL = re.compile("<tr>(.*?)</tr>", re.DOTALL), re.compile("<t[hd]([^>]*)>(.*?)</t[hd]>", re.DOTALL)
 _VALUE = re.compile(r'data-value="([^"]*)"')  # of a cell that shows a rounded number
 _PLACES = re.compile(r' (?:d|x|y|width|height|transform)="[^"]*"')
-_DIGITS = re.compile(r"(\d\.\d\d)\d+")  # a hundredth of a point is enough
+_DIGITS = re.compile(r"(\d\.\d\d)\d+")  # 0.01 points are enough
 
 
 def render(package: str, template: str, **values: Any) -> str:
@@ -42,7 +42,7 @@ def render(package: str, template: str, **values: Any) -> str:
 
 
 def csv_link(table: str) -> str:
-    """A table of a page as a `data:` URL of CSV: `1,234` as 1234, `<td data-value="577123">577 kB</td>` as 577123."""
+    """A table as a `data:` URL of CSV: `1,234` becomes 1234; `data-value` has precedence."""
     out = io.StringIO()
     for row in _ROW.findall(table):
         csv.writer(out, lineterminator="\n").writerow(_csv_cell(*cell) for cell in _CELL.findall(row))
@@ -86,7 +86,7 @@ def duration(seconds: float) -> str:
 def figure_style(name: str) -> AbstractContextManager[None]:
     """Matplotlib's settings for figures of a page: SVG with text as text, reproducible bytes.
 
-    `name` keeps the ids of the figures of a page apart.
+    A `name` per figure makes the ids in a page differ.
     """
     import matplotlib
 
@@ -110,8 +110,8 @@ def figure_style(name: str) -> AbstractContextManager[None]:
 def as_svg(figure: Any, label: str, titles: Mapping[str, str | Sequence[str]] | None = None) -> Markup:
     """Close a figure and return it as an `<svg>` element.
 
-    `label` is read aloud in place of the figure. `titles` are shown over the elements with these ids (`set_gid`); of a
-    line with markers, a list has a title per marker.
+    `label` is the text for screen readers. `titles` are tooltips by id (`set_gid`); a list has one
+    per marker of a line.
     """
     from matplotlib import pyplot
 
@@ -125,7 +125,7 @@ def as_svg(figure: Any, label: str, titles: Mapping[str, str | Sequence[str]] | 
     left: Iterator[str] = iter(())  # titles of the markers that follow
 
     def titled(match: re.Match[str]) -> str:
-        """A group without its id, because all figures name groups alike; or a marker."""
+        """A group without its id, because all figures use the same ids; or a marker."""
         nonlocal left
         gid, attributes, marker = match.groups()
         if marker is None:

@@ -1,8 +1,7 @@
 """Progress on stderr: a bar on a terminal, a line every 10 seconds in a log.
 
-Every command shows its progress with these functions; Snakemake shows that of its jobs, from their logs. `--quiet` sets
-the environment variable URLS_TO_GPT2_QUIET, which the processes that a command starts inherit; set by hand, it silences
-all jobs of a Snakemake.
+Snakemake shows the progress of its jobs from their logs. `--quiet` sets the environment variable
+URLS_TO_GPT2_QUIET, which child processes inherit; set by hand, it silences all jobs of a Snakemake.
 """
 
 import re
@@ -34,17 +33,17 @@ from common.job_log import last_line
 LOG_INTERVAL = 10.0  # seconds between two lines in a log
 _BAR_INTERVAL = 1.0  # seconds between two updates of the rates on a terminal
 _WINDOW = 30.0  # seconds over which rates are averaged
-_LOGS = 32  # of one step that are read at a time
+_LOGS = 32  # of a step that are read at a time
 _SHARE = re.compile(r"(?<=\s)(\d+)/([1-9]\d*)(?=[\s,])")  # in the line of a meter or a training
 
 
 class Meter:
-    """Counts the items of one step; thread-safe. Rates leave out the first `done`, which an earlier run finished.
+    """Counts the items of a step; thread-safe. Rates ignore the first `done`, of an earlier run.
 
     with Meter("clean", "documents") as meter:
         meter.advance()
 
-    `lines=False`: only a bar, for a command that has log lines of its own.
+    `lines=False`: only a bar, for a command with its own log lines.
     """
 
     def __init__(self, label: str, unit: str, total: int | None = None, done: int = 0, *, lines: bool = True) -> None:
@@ -69,12 +68,12 @@ class Meter:
             name = f"{self.label} ({self.unit})"
             self._task = self._bar.add_task(name, total=self.total, completed=self.done, figures="")
             self._bar.start()
-        # (time, items, bytes) at the last updates: rates are computed since the oldest of them
+        # (time, items, bytes) of the last updates; rates are computed since the oldest
         self._samples = deque([(time.monotonic(), self.done, 0)], maxlen=round(_WINDOW / self._interval))
         return self
 
     def advance(self, count: int = 1, size: int = 0, note: str = "") -> None:
-        """Count `count` more items with `size` bytes in total. `note` is shown after the figures until it is replaced.
+        """Count `count` more items of `size` bytes in total; `note` is shown until it is replaced.
 
         Call it with a count of 0 while waiting, so that the log line still appears.
         """
@@ -130,7 +129,7 @@ class Running:
     """Of the running jobs."""
 
     def poll(self) -> tuple[float, str]:
-        """The number of jobs done, fractions of running ones included, and the newest last line of their logs."""
+        """The jobs done, with fractions of running ones, and the newest last line of their logs."""
         done, line, newest = float(self.finished), "", 0.0
         for path in self.logs[:_LOGS]:
             with suppress(OSError):

@@ -1,14 +1,13 @@
-"""run.json, the provenance of a result: command, host, time, versions, settings and inputs. Imports no torch.
+"""run.json, the provenance of a result: command, host, time, versions, settings and inputs.
 
     write_card(run / "run.json", settings=run / "settings/0123.yaml", inputs=paths)
 
-    {"format": 1, "started": "2026-11-22T20:11:31+00:00", "host": "node1", "folder": "/home/me/toolkit",
-     "command": "python -m snakemake all", "commit": "fe430b8…", "versions": {"python": "3.11.7", "torch": "2.13.0", …},
+    {"format": 1, "started": "2026-11-22T20:11:31+00:00", "host": "node1", "folder": "/home/me",
+     "command": "python -m snakemake all", "commit": "fe430b8…", "versions": {"torch": "2.13.0", …},
      "settings": {"path": "settings/0123.yaml", "sha256": "…"},
      "inputs": [{"path": "urls.txt", "size": 812, "modified": "2026-…"}]}
 
-`commit` ends in -dirty if tracked files were edited; it is null outside a git checkout. A card has a date, so it is not
-an output of a rule and is not compared.
+A card has a date, so it is not an output of a rule. Imports no torch.
 """
 
 import os
@@ -18,6 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import islice
@@ -39,7 +39,7 @@ _MOST_INPUTS = 1000  # listed
 
 
 def write_card(path: Path, *, settings: Path | None = None, inputs: Iterable[Path] = (), **more: Any) -> None:
-    """Write a card. `settings`: the file with the resolved settings; `more`: further keys, JSON types."""
+    """Write a card. `settings`: the file with the resolved settings; `more`: further keys."""
     card = {
         "format": 1,
         "started": _date(datetime.now(UTC).timestamp()),
@@ -58,18 +58,16 @@ def write_card(path: Path, *, settings: Path | None = None, inputs: Iterable[Pat
 
 
 def versions() -> dict[str, str]:
-    """The version of Python and of each library that results depend on, if it is installed."""
-    found = {"python": platform.python_version()}
+    """The version of Python and of each installed library that results depend on."""
+    numbers = {"python": platform.python_version()}
     for name in _LIBRARIES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            numbers[name] = metadata.version(name)
+    return numbers
 
 
 def commit(root: Path = _ROOT) -> str | None:
-    """The git commit of the code, with -dirty if tracked files were edited; None if it is not known."""
+    """The git commit of the code, with -dirty if tracked files were edited; None if unknown."""
     if (root / COMMIT).is_file():
         return (root / COMMIT).read_text(encoding="utf-8").strip() or None
     if not (root / ".git").exists():  # a folder above may be another project's
@@ -87,8 +85,8 @@ def _input(path: Path) -> dict[str, Any]:
     """Path, size and date of an input; the path alone if it does not exist yet."""
     if not path.exists():
         return {"path": str(path)}
-    facts = path.stat()
-    return {"path": str(path), "size": facts.st_size, "modified": _date(facts.st_mtime)}
+    status = path.stat()
+    return {"path": str(path), "size": status.st_size, "modified": _date(status.st_mtime)}
 
 
 def _date(seconds: float) -> str:

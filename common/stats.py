@@ -17,9 +17,9 @@ from common.files import Document, read_json, write_json
 
 _EXAMPLES = 10  # kept per reason
 _EXAMPLE_CHARACTERS = 200  # kept of each text
-_META = ("source", "language", "detected_language")  # keys of `meta` whose values are counted, like the URL's host
-_VALUES = 1000  # values counted per key, the first ones met; a value has up to 100 characters
-_WRITTEN = 50  # values written per key, the most frequent
+_META = ("source", "language", "detected_language")  # keys of `meta` whose values are counted
+_VALUES = 1000  # values counted per key, the first ones; truncated to 100 characters
+_WRITTEN = 50  # most frequent values written per key
 _COUNTS = ("documents_in", "documents_out", "bytes_in", "bytes_out")
 
 
@@ -27,8 +27,8 @@ _COUNTS = ("documents_in", "documents_out", "bytes_in", "bytes_out")
 class Stats:
     """Counters of one run of one step.
 
-    `documents_in == documents_out + sum(reasons.values())` holds at the end of every step that filters.
-    Bytes are UTF-8 bytes of the texts (of the URLs in the blacklist step).
+    `documents_in == documents_out + sum(reasons.values())` holds at the end of every step that
+    filters. Bytes are UTF-8 bytes of the texts (of the URLs in the blacklist step).
     """
 
     step: str
@@ -39,12 +39,12 @@ class Stats:
     reasons: Counter[str] = field(default_factory=Counter)
     """Dropped documents by reason."""
     examples: defaultdict[str, list[Document]] = field(default_factory=lambda: defaultdict(list))
-    """A few of them by reason, always the same: those with the smallest ids, which are hashes, or the first URLs."""
+    """Some of them by reason: those with the smallest ids (hashes), or the first URLs."""
     sizes_in: Counter[int] = field(default_factory=Counter)
     """Documents by the bit length of their size in bytes: 10 means 512 to 1,023 bytes."""
     sizes_out: Counter[int] = field(default_factory=Counter)
     kept_by: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    """(documents, bytes) that were kept, by key of `meta`, or `host`, and by its value."""
+    """(documents, bytes) that were kept, by `host` or key of `meta`, and by value."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Figures that only this step has (tokens, clusters, …)."""
     _started: float = field(default_factory=time.monotonic, repr=False)
@@ -82,7 +82,7 @@ class Stats:
             values[value] = (before[0] + documents, before[1] + size)
 
     def drop(self, reason: str, document: Document) -> None:
-        """Count one dropped document (or URL, without `id` and `text`); some are kept as examples."""
+        """Count a dropped document, or a URL without `id` and `text`; keep some as examples."""
         self.reasons[reason] += 1
         examples = self.examples[reason]
         if len(examples) < _EXAMPLES or document.get("id", "") < examples[-1].get("id", ""):
@@ -103,7 +103,7 @@ class Stats:
             self.examples[reason] = sorted(self.examples[reason] + examples, key=_id)[:_EXAMPLES]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data in a stable order, with the seconds since the step began."""
+        """JSON types in a stable order, with the seconds since the step began."""
         counts = {name: getattr(self, name) for name in ("step", *_COUNTS)}
         counts["reasons"] = dict(sorted(self.reasons.items()))
         for name in ("sizes_in", "sizes_out"):
@@ -169,7 +169,7 @@ def _most_frequent(values: dict[str, tuple[int, int]]) -> dict[str, dict[str, in
 
 
 def kept_before(shards: Iterable[Path | str]) -> int | None:
-    """The number of documents in shards, for progress, from the statistics of the step that wrote them."""
+    """The number of documents in shards, for progress, by the statistics beside them."""
     paths = [path.with_name(f"{path.name.partition('.')[0]}.stats.json") for path in map(Path, shards)]
     known = all(map(Path.is_file, paths))
     with suppress(InputError):  # damaged

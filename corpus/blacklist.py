@@ -1,21 +1,23 @@
 """Drop URLs that are not worth fetching, and split the rest into shards.
 
     python -m corpus.blacklist --input urls.txt more/*.xz --output kept.txt --rejects dropped.jsonl
-    python -m corpus.blacklist --input RS_2019-12.zst --output-dir urls --shards 64 --stats urls/stats.json
+    python -m corpus.blacklist --input RS_2019-12.zst --output-dir urls --shards 64
 
-Inputs are files, folders, globs or `-` (stdin), plain or .gz/.bz2/.xz/.zst: one URL per line, or Pushshift submission
-dumps (JSON lines). The first reason wins: malformed, scheme, short, private_host, domain, extension, pattern,
-known (to an earlier run), duplicate. URLs keep their order. A registered domain lies in one shard, so that only one job
-fetches from a host. The lists in --output-dir end with the line `# end`: corpus.scrape refuses one that was cut.
+Inputs are files, folders, globs or `-` (stdin), plain or .gz/.bz2/.xz/.zst: one URL per line, or
+Pushshift submission dumps (JSON lines). The first reason wins: malformed, scheme, short,
+private_host, domain, extension, pattern, known (to an earlier run), duplicate. URLs keep their
+order. A registered domain lies in one shard, so that only one job fetches from a host. The lists in
+--output-dir end with the line `# end`: corpus.scrape refuses a truncated one.
 """
 
 import sys
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import orjson
@@ -24,17 +26,14 @@ import xxhash
 from common import cli
 from common.console import warn
 from common.errors import InputError
-from common.files import check_outputs, expand_inputs, output_files, read_blocks, removed_ids
+from common.files import check_outputs, expand_inputs, read_blocks, removed_ids, sharded_lines
 from common.settings import BlacklistSettings
 from common.stats import Stats
-from common.workers import batched, process_map
-from corpus.runner import ShardStep
+from common.workers import Workers
+from corpus.runner import Results, ShardStep, StepOptions, step_options
 from corpus.urls.lists import LIST_BEGINS, LIST_ENDS
 from corpus.urls.rules import SeenUrls, UrlRules
 from corpus.urls.url import document_id
-
-_FLUSH = 1 << 20  # URLs held before they are appended to their shards; bounds memory for any number of shards
-_WRITTEN = 1 << 14  # URLs encoded and written at once, which takes three times their size
 
 
 @dataclass
@@ -50,7 +49,7 @@ class CheckedUrls:
 
 
 def check_lines(settings: BlacklistSettings, rules: UrlRules, block: bytes) -> CheckedUrls:
-    """Check a block of whole lines, each a URL or a submission; skip blank lines and those that begin with `#`."""
+    """Check a block of whole lines, each a URL or a submission; skip blank ones and comments."""
     checked = CheckedUrls()
     urls, verdicts, hashes = checked.urls, checked.verdicts, checked.hashes
     digest = xxhash.xxh3_64_intdigest  # looked up once: a list has millions of lines
@@ -72,7 +71,7 @@ def check_lines(settings: BlacklistSettings, rules: UrlRules, block: bytes) -> C
 
 
 def _submission(line: str, settings: BlacklistSettings) -> tuple[str, str | None]:
-    """The URL of a Pushshift submission, and the reason to skip it before the URL rules, or None."""
+    """The URL of a Pushshift submission, and a reason to drop it before the URL rules, or None."""
     try:
         entry: Any = orjson.loads(line.encode("utf-8", "surrogateescape"))
     except orjson.JSONDecodeError:
@@ -80,13 +79,13 @@ def _submission(line: str, settings: BlacklistSettings) -> tuple[str, str | None
     url = entry.get("url") or entry.get("url_overridden_by_dest")
     if not isinstance(url, str):
         return line, "malformed"
-    # the three escapes that Reddit applies to every text; `&copy=1` in a query is not an escape
+    # the three escapes that Reddit applies to all text; `&copy=1` in a query is not an escape
     url = url.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
     if url.startswith(("/r/", "/u/", "/user/")):  # a crosspost; its target is a separate submission
         url = f"https://www.reddit.com{url}"
     try:
         over_18 = _truth(entry.get("over_18"))
-        is_self = _truth(entry.get("is_self"))  # if missing, `domain` drops self posts: their URLs are reddit's
+        is_self = _truth(entry.get("is_self"))  # if absent, `domain` drops self posts, on reddit.com
         score = _number(entry.get("score", settings.min_score))
     except ValueError:
         return url, "malformed"
@@ -131,77 +130,74 @@ def blacklist(
     inputs: Sequence[Path],
     outputs: Sequence[Path],
     settings: BlacklistSettings,
-    rejects: Path | None = None,
-    workers: int = 1,
-    allow_empty: bool = False,
-    known: Sequence[Path] = (),
+    known: Iterable[Path] = (),
     removed: Collection[str] = (),
     *,
     marked: bool = False,
+    **options: Unpack[StepOptions],
 ) -> Stats:
-    """Filter URL lists into one text file per shard, all of them or none. Uses 8 bytes of memory per kept URL.
+    """Filter URL lists into one text file per shard, all of them or none.
 
-    URLs of the lists `known` are dropped, and take 8 bytes, too; those of `removed` documents are dropped by their ids.
-    `marked` lists show that they are whole (`corpus.urls.lists`).
+    Drops the URLs in the lists `known`, and those whose ids are in `removed`. Memory is 8 bytes per
+    kept and known URL. `marked` outputs show that they are whole (`corpus.urls.lists`).
 
-    Raises EmptyResultError when no URL is left, InputError when the lists hold none, or when no entry of a list of
-    domains can match.
+    Raises EmptyResultError if no URL is left, InputError if the lists have none, or if no entry of
+    a list of domains can match.
     """
-    step, seen = ShardStep("blacklist", inputs, rejects, workers, None, allow_empty, unit="URLs"), SeenUrls()
-    stats, earlier, check = step.stats, SeenUrls(), partial(_check, settings.model_dump_json(), len(outputs))
-    pending: list[list[str]] = [[LIST_BEGINS] * marked for _ in outputs]
-    blocks = (block for path in step.noted(inputs) for block in read_blocks(path))
+    step = ShardStep("blacklist", inputs, **options | {"max_bad_share": None}, unit="URLs")
+    stats, check = step.stats, partial(_check, settings.model_dump_json(), len(outputs))
     for entries in _rules(settings.model_dump_json(), len(outputs))[1].domains.lists:
         if entries.unusable:
             warn(f"{entries}")
             counts = {"entries": entries.entries, "unusable": entries.unusable, "first_unusable": entries.first}
             stats.extra.setdefault("domain_lists", {})[entries.name] = counts
-    known_blocks = (block for path in known for block in read_blocks(path))
-    with process_map(check, known_blocks, workers) as blocks_checked:
-        for checked in blocks_checked:
+    earlier, seen, marked_shards = SeenUrls(), SeenUrls(), range(len(outputs) if marked else 0)
+    with Workers(step.workers) as pool:
+        for checked in pool.map(check, _blocks(known)):
             earlier.add(np.array(checked.hashes, dtype=np.uint64))
-    with (
-        process_map(check, blocks, workers) as blocks_checked,
-        output_files(outputs) as files,
-        step.results() as results,
-    ):
-        drop = results.drop  # looked up once: a list has millions of URLs
-
-        def flush() -> None:
-            for file, urls in zip(files, pending, strict=True):
-                for batch in batched(urls, _WRITTEN):
-                    data = "".join(f"{url}\n" for url in batch).encode()
-                    file.append(data)
-                    stats.bytes_out += len(data) - len(batch)  # without line ends
-                urls.clear()
-
-        for checked in blocks_checked:
-            hashes = np.array(checked.hashes, dtype=np.uint64)
-            repeats = zip(earlier.holds(hashes).tolist(), seen.add(hashes).tolist(), strict=True)
-            for url, verdict in zip(checked.urls, checked.verdicts, strict=True):
-                if isinstance(verdict, str):
-                    drop({"url": url}, verdict)
-                    continue
-                is_known, is_new = next(repeats)
-                if removed and (name := document_id(url)) in removed:
-                    drop({"id": name}, "removed")  # without its URL
-                elif is_new and not is_known:
-                    pending[verdict].append(url)
-                else:
-                    drop({"url": url}, "known" if is_known else "duplicate")
-            stats.documents_in += len(checked.urls)
-            stats.bytes_in += len("".join(checked.urls).encode())
-            results.meter.advance(len(checked.urls))
-            if sum(map(len, pending)) >= _FLUSH:
-                flush()
-        for last in pending:
-            last += [LIST_ENDS] * marked
-        flush()
-        stats.bytes_out -= len(LIST_BEGINS + LIST_ENDS) * len(outputs) * marked
-        stats.documents_out = stats.documents_in - stats.reasons.total()
-        if not stats.documents_in and not allow_empty:
-            raise InputError(f"{', '.join(map(str, inputs))}: no URLs inside; give a list with one URL per line")
+        checked_blocks = pool.map(check, _blocks(step.new_files(inputs)))  # forks before outputs are open
+        with sharded_lines(outputs) as write, step.results() as results:
+            for shard in marked_shards:
+                write(shard, f"{LIST_BEGINS}\n".encode())
+            for checked in checked_blocks:
+                for shard, urls in _kept(checked, earlier, seen, removed, results).items():
+                    lines = "".join(f"{url}\n" for url in urls).encode()
+                    write(shard, lines)
+                    stats.documents_out += len(urls)
+                    stats.bytes_out += len(lines) - len(urls)  # without line ends
+                stats.documents_in += len(checked.urls)
+                stats.bytes_in += len("".join(checked.urls).encode())
+                results.meter.advance(len(checked.urls))
+            for shard in marked_shards:
+                write(shard, f"{LIST_ENDS}\n".encode())
+            if not stats.documents_in and not step.allow_empty:
+                raise InputError(f"{', '.join(map(str, inputs))}: no URLs inside; give a list with one URL per line")
     return stats
+
+
+def _kept(
+    checked: CheckedUrls, earlier: SeenUrls, seen: SeenUrls, removed: Collection[str], results: Results
+) -> dict[int, list[str]]:
+    """The URLs of a block to keep, by shard; drops the others."""
+    kept = defaultdict[int, list[str]](list)
+    hashes = np.array(checked.hashes, dtype=np.uint64)
+    repeats = zip(earlier.holds(hashes).tolist(), seen.add(hashes).tolist(), strict=True)
+    for url, verdict in zip(checked.urls, checked.verdicts, strict=True):
+        if isinstance(verdict, str):
+            results.drop({"url": url}, verdict)
+            continue
+        is_known, is_new = next(repeats)
+        if removed and (name := document_id(url)) in removed:
+            results.drop({"id": name}, "removed")  # without its URL
+        elif is_new and not is_known:
+            kept[verdict].append(url)
+        else:
+            results.drop({"url": url}, "known" if is_known else "duplicate")
+    return kept
+
+
+def _blocks(paths: Iterable[Path]) -> Iterator[bytes]:
+    return (block for path in paths for block in read_blocks(path))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -212,14 +208,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_output_shards(parser, "the URLs that are kept", ".txt")
     cli.add_step_options(parser, "blacklist")
     arguments = parser.parse_args(argv)
-    outputs = cli.output_shards(arguments, ".txt")
-    settings = cli.read_settings(arguments).blacklist
+    outputs, settings = cli.output_shards(arguments, ".txt"), cli.read_settings(arguments)
     inputs = expand_inputs(arguments.input, "lists")
     known = expand_inputs(map(str, arguments.known), "lists")
     check_outputs([*outputs, arguments.rejects, arguments.stats], [*inputs, *known])
-    options = (arguments.rejects, arguments.workers, arguments.allow_empty)
-    removed, marked = removed_ids(arguments.removed), arguments.output is None
-    stats = blacklist(inputs, outputs, settings, *options, known, removed, marked=marked)
+    removed, options = removed_ids(arguments.removed), step_options(arguments, settings)
+    marked = arguments.output is None
+    stats = blacklist(inputs, outputs, settings.blacklist, known, removed, marked=marked, **options)
     stats.finish(arguments.stats)
     return 0
 

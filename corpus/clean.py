@@ -1,12 +1,12 @@
-"""Repair text with ftfy and drop the documents that are too short, browser notices, or in another language.
+"""Repair text with ftfy; drop short documents, browser notices, and other languages.
 
-    python -m corpus.clean --input pages.jsonl.zst --output clean.jsonl.zst --rejects dropped.jsonl.zst
-    python -m corpus.clean --input pages/*.jsonl.zst --output clean.jsonl.zst --workers 8 --config config.yaml
+    python -m corpus.clean --input pages.jsonl.zst --output clean.jsonl.zst --rejects dropped.jsonl
+    python -m corpus.clean --input pages/*.jsonl.zst --output clean.jsonl.zst --workers 8
     python -m corpus.clean --explain pages.jsonl.zst
 
-The first reason wins: empty, javascript, short, Gopher's quality rules (if enabled), language. Documents keep their
-order, and the worker count changes no byte. --explain writes nothing: it prints the verdict of each filter on twenty
-documents of a shard.
+The first reason wins: empty, javascript, short, Gopher's quality rules (if enabled), language.
+Documents keep their order, and the worker count changes no byte. --explain writes nothing: it
+prints the verdict of each filter on twenty documents of a shard.
 """
 
 import re
@@ -55,7 +55,7 @@ def clean_document(rules: Sequence[Filter], fold: bool, document: Document) -> t
 def clean(inputs: Sequence[Path], output: Path, settings: CleanSettings, **options: Unpack[StepOptions]) -> Stats:
     """Clean shards into one shard, in order.
 
-    Raises InputError for unreadable input, EmptyResultError when nothing is left (unless `allow_empty`).
+    Raises InputError for unreadable input, EmptyResultError if no document is left.
     """
     step = ShardStep("clean", inputs, **options, cure="relax `clean` in the configuration")
     languages, changes = Counter[str](), Counter[str]()
@@ -79,7 +79,7 @@ def clean(inputs: Sequence[Path], output: Path, settings: CleanSettings, **optio
 
 
 def explain(shard: Path, settings: CleanSettings) -> Iterator[str]:
-    """Print the verdict of each filter on twenty documents of a shard, those with the smallest ids (hashes)."""
+    """Lines with each filter's verdict on the twenty documents of the smallest ids (hashes)."""
     rules = filters(settings)
     width = max(len(rule.name) for rule in rules)
     for document in nsmallest(_EXPLAINED, read_documents(shard), key=lambda document: str(document["id"])):
@@ -87,50 +87,50 @@ def explain(shard: Path, settings: CleanSettings) -> Iterator[str]:
         lines, verdict = [f"  {'repair':<{width}}  {len(document['text'])} -> {len(text)} characters: "], "keep"
         lines[0] += repr(" ".join(text[:60].split()))
         for rule in rules:
-            found = rule.judge(text)
-            if isinstance(found, str):
+            judged = rule.judge(text)
+            if isinstance(judged, str):
                 verdict = f"drop ({rule.name})" if verdict == "keep" else verdict
-            elif found is not None and found.text is not None:
-                text = Text(found.text)
-            lines.append(f"  {rule.name:<{width}}  {_said(found)}")
+            elif judged is not None and judged.text is not None:
+                text = Text(judged.text)
+            lines.append(f"  {rule.name:<{width}}  {_described(judged)}")
         yield f"{document['id']} {document.get('url') or ''}: {verdict}"
         yield from lines
 
 
-def _said(verdict: Verdict) -> str:
+def _described(verdict: Verdict) -> str:
     if isinstance(verdict, str):
         return f"drop: {verdict}"
     if verdict is None:
         return "keep"
-    facts = [*(f"{count} {kind}" for kind, count in verdict.counts.items())]
-    return ", ".join(["keep", *facts, *(f"{key} {value}" for key, value in verdict.meta.items())])
+    counts = [f"{count} {kind}" for kind, count in verdict.counts.items()]
+    return ", ".join(["keep", *counts, *(f"{key} {value}" for key, value in verdict.meta.items())])
 
 
-# ------------------------------------------------------------------------------------------------ repair
+# ------------------------------------------------------------------------------------------- repair
 
-# ftfy repairs line by line, and most lines need nothing, so it gets only the lines that it could change. The others are
-# printable ASCII, dashes and …, with either curly quotes or lower-case letters of Latin-1. Its steps act on:
+# ftfy repairs line by line, and gets only the lines that it could change. The others are printable
+# ASCII, dashes and …, with either curly quotes or lower-case letters of Latin-1. Its steps act on:
 #
 # | step | acts on |
 # |---|---|
 # | unescape_html | & |
-# | fix_encoding | what ftfy.badness matches; among these characters, a quote beside an accented letter |
+# | fix_encoding | what ftfy.badness matches; among these, a quote beside an accented letter |
 # | c1 controls, ligatures, width, surrogates, NFC | other characters |
 # | uncurl_quotes | curly quotes; straightened here |
 # | line breaks, terminal escapes, control characters | \r and controls other than \t, \n, \f |
 
-
-# before ftfy, which drops the backspaces: bold and underlined letters of manual pages, N\bN and _\bN
+# before ftfy, which drops backspaces: bold and underlined letters of manual pages, N\bN and _\bN
 _UNDERLINED = re.compile("([^\n\b])\b_(?!\b)")
 _OVERSTRUCK = re.compile("(?:[^\n\b]\b)+(?=[^\n])")
-# after ftfy, which may unescape them: soft hyphen, word joiner, and zero-width space but in Thai, Lao, Burmese and
-# Khmer, where it stands between words. The joiners U+200C and U+200D stay: they change letters and emoji
+# after ftfy, which may unescape them: soft hyphen, word joiner, and zero-width space (which
+# separates words in Thai, Lao, Burmese and Khmer). U+200C and U+200D stay: they change letters and
+# emoji
 _BETWEEN_WORDS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 _INVISIBLE = re.compile(f"[\u00ad\u2060]|(?<![{_BETWEEN_WORDS}])\u200b(?![{_BETWEEN_WORDS}])")
 
 
 def repair(text: str, fold: bool = False) -> str:
-    """ftfy's repair (mojibake, entities, quotes), without NUL, overstriking and invisible characters inside words.
+    """Fix mojibake, entities, quotes; remove NUL, overstriking, invisible characters in words.
 
     `fold` calls fold_spaces, too.
     """
@@ -143,7 +143,7 @@ def repair(text: str, fold: bool = False) -> str:
 
 
 def fold_spaces(text: str) -> str:
-    """Fold white space to one space between words and at most one blank line; strip both ends."""
+    """Fold white space to one space or at most one blank line; strip both ends."""
     text = _SPACES.sub(" ", text).replace(" \n", "\n").replace("\n ", "\n")
     return _BLANK_LINES.sub("\n\n", text).strip()
 

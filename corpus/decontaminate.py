@@ -1,15 +1,17 @@
-"""Cut the text of evaluation sets out of the corpus: their 8- to 13-grams of words, and the text around them.
+"""Cut the text of evaluation sets out of the corpus: their n-grams and the text around them.
 
-    python -m corpus.decontaminate run --files lambada.jsonl --input dedup/*.jsonl.zst --output-dir clean
-    python -m corpus.decontaminate count --files lambada.jsonl --input dedup/0.jsonl.zst --output 0.json
-    python -m corpus.decontaminate cut --files lambada.jsonl --input dedup/0.jsonl.zst --counts *.json --output 0.zst
+    python -m corpus.decontaminate run --files set.jsonl --input dedup --output-dir clean
+    python -m corpus.decontaminate count --files set.jsonl --input dedup/0.jsonl.zst --output 0.json
+    python -m corpus.decontaminate cut --files set.jsonl --input dedup/0.jsonl.zst \\
+        --counts *.json --output 0.zst
 
-`count` counts each n-gram in a shard, then `cut` cuts each shard, given the counts of all, or their sum, which `sum`
-makes of thousands of files once; `run` does it all on one machine. N-grams that occur 10 times or more in the corpus
-are ordinary language and stay. Around the others 200 characters on each side are cut, up to the next . ! or ?; pieces
-over 200 characters are kept, separated by blank lines, and a document in more than 10 pieces is dropped (Megatron-LM's
-recipe; Brown et al. 2020, appendix C). Words are compared in one Unicode form, and languages without spaces by
-characters: see docs/corpus.md.
+`count` counts the 8- to 13-grams of words in a shard, then `cut` cuts a shard, given the counts of
+all shards or their sum, which `sum` makes of thousands of files once; `run` does it all on one
+machine. N-grams that occur 10 times or more in the corpus are ordinary language and stay. Around
+the others 200 characters on each side are cut, up to the next . ! or ?; pieces over 200 characters
+are kept, separated by blank lines, and a document in more than 10 pieces is dropped (Megatron-LM's
+recipe; Brown et al. 2020, appendix C). Words are compared in one Unicode form, and languages
+without spaces by characters: see docs/corpus.md.
 """
 
 import argparse
@@ -36,6 +38,7 @@ from common.files import (
 )
 from common.settings import DecontaminateSettings, Settings
 from common.stats import Stats
+from corpus.phases import Phase, option, run_phase
 from corpus.runner import Drop, Outcome, ShardStep, StepOptions, shard_outputs, step_options
 from corpus.text.ngrams import find_matches, ngrams_of, pieces, sum_counts
 from corpus.text.words import words
@@ -50,8 +53,8 @@ def count(inputs: Sequence[Path], settings: DecontaminateSettings, **options: Un
     """The first pass over some shards: the digest of the n-grams, and the count of each."""
     total, digest = Counter[int](), ngrams_of(settings).digest
     step = ShardStep("decontaminate count", inputs, **options | {"allow_empty": True})
-    with step.map(partial(find_numbers, settings)) as found, step.results() as results:
-        for numbers in found:
+    with step.map(partial(find_numbers, settings)) as documents, step.results() as results:
+        for numbers in documents:
             total.update(numbers)
             results.meter.advance()
     return _counts_file(digest, total)
@@ -84,7 +87,8 @@ def cut(
 ) -> Stats:
     """The second pass: shards into one shard, in order.
 
-    Raises InputError for unreadable input and counts of other n-grams, EmptyResultError when nothing is left.
+    Raises InputError for unreadable input and counts of other n-grams, EmptyResultError if nothing
+    is left.
     """
     ngrams = ngrams_of(settings)
     _, total = sum_counts(counts, ngrams.digest)
@@ -92,10 +96,10 @@ def cut(
     hits, touched = np.zeros(len(ngrams.texts), dtype=np.int64), Counter[str]()
     step = ShardStep("decontaminate", inputs, **options)
     with (
-        step.map(partial(cut_document, settings, ignored)) as found,
+        step.map(partial(cut_document, settings, ignored)) as outcomes,
         step.results(document_writer(output)) as results,
     ):
-        for outcome, numbers in found:
+        for outcome, numbers in outcomes:
             results.record(outcome)
             if numbers:
                 np.add.at(hits, numbers, 1)
@@ -112,72 +116,73 @@ def cut(
     return step.stats
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = cli.parser("corpus.decontaminate", __doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    counting = verbs.add_parser("count", help="first pass: how often the n-grams occur in a shard")
-    adding = verbs.add_parser("sum", help="between the passes: one file of counts instead of one per shard")
-    cutting = verbs.add_parser("cut", help="second pass: a shard without them, given all counts")
-    running = verbs.add_parser("run", help="both passes over all shards, on this machine")
-    for one in (counting, cutting, running):
-        cli.add_input(one)
-        one.add_argument("--files", type=cli.lists, nargs="+", metavar="FILE", help="evaluation sets")
-    for one in (counting, running):
-        cli.add_workers(one)
-        cli.add_settings(one, "decontaminate")
-    for one in (counting, adding, cutting):
-        one.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="counts, or a shard")
-    running.add_argument("--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="all results")
-    adding.add_argument("--counts", type=cli.input_path, required=True, metavar="DIR", help="NNNN.counts.json inside")
-    adding.add_argument("--shards", type=cli.positive_int, required=True, metavar="N", help="shards 0000 to N - 1")
-    cutting.add_argument("--counts", type=cli.any_files, nargs="+", required=True, metavar="FILE", help="all counts")
-    cli.add_step_options(cutting, "decontaminate")
-    return parser
+# ---------------------------------------------------------------- command line
 
 
-def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
-    """Run both passes over all shards; writes shards, rejects, counts and statistics to `folder`."""
-    outputs = shard_outputs(inputs, folder, "corpus.decontaminate run", _evaluation_files(settings.decontaminate))
-    options: StepOptions = {"workers": workers, "max_bad_share": settings.max_bad_share, "allow_empty": True}
-    counts = folder / "counts.json"
+def _prepared(arguments: argparse.Namespace, settings: Settings) -> tuple[Settings, list[Path], list[Path]]:
+    """The settings with `--files`, the shards, and the evaluation sets; checks the paths."""
+    if arguments.files:
+        section = settings.decontaminate.model_copy(update={"files": arguments.files})
+        settings = settings.model_copy(update={"decontaminate": section})
+    if not settings.decontaminate.files:
+        raise InputError("no evaluation sets: name --files, or a --config with `decontaminate.files`")
+    inputs = expand_inputs(arguments.input, "shards")
+    files = [path for pattern in settings.decontaminate.files for path in find_inputs(pattern, "lists")[0]]
+    if arguments.workers > 1:
+        require_regular(files, "every worker")
+    check_outputs([getattr(arguments, name, None) for name in ("output", "rejects", "stats")], [*inputs, *files])
+    return settings, inputs, files
+
+
+def _count(arguments: argparse.Namespace, settings: Settings) -> None:
+    settings, inputs, _ = _prepared(arguments, settings)
+    options: StepOptions = {"workers": arguments.workers, "max_bad_share": settings.max_bad_share}
+    write_json(arguments.output, count(inputs, settings.decontaminate, **options))
+
+
+def _sum(arguments: argparse.Namespace, _: Settings) -> None:
+    counts = shard_paths(arguments.counts, arguments.shards, ".counts.json")
+    write_json(arguments.output, _counts_file(*sum_counts(counts)))
+
+
+def _cut(arguments: argparse.Namespace, settings: Settings) -> None:
+    settings, inputs, _ = _prepared(arguments, settings)
+    counts, options = expand_inputs(arguments.counts), step_options(arguments, settings)
+    cut(inputs, counts, arguments.output, settings.decontaminate, **options).finish(arguments.stats)
+
+
+def _run(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Run both passes over all shards; all results are in one folder."""
+    settings, inputs, files = _prepared(arguments, settings)
+    outputs = shard_outputs(inputs, arguments.output_dir, "corpus.decontaminate run", files)
+    options: StepOptions = {
+        "workers": arguments.workers,
+        "max_bad_share": settings.max_bad_share,
+        "allow_empty": True,
+    }
+    counts = arguments.output_dir / "counts.json"
     write_json(counts, count(inputs, settings.decontaminate, **options))
     for path, (output, rejects, figures) in outputs.items():
         options["rejects"] = rejects
         cut([path], [counts], output, settings.decontaminate, **options).finish(figures)
 
 
-def _evaluation_files(settings: DecontaminateSettings) -> list[Path]:
-    return [path for pattern in settings.files for path in find_inputs(pattern, "lists")[0]]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    if arguments.verb == "sum":
-        counts = shard_paths(arguments.counts, arguments.shards, ".counts.json")
-        write_json(arguments.output, _counts_file(*sum_counts(counts)))
-        return 0
-    settings = cli.read_settings(arguments)
-    if arguments.files:
-        section = settings.decontaminate.model_copy(update={"files": arguments.files})
-        settings = settings.model_copy(update={"decontaminate": section})
-    if not settings.decontaminate.files:
-        raise InputError("no evaluation sets: name --files, or a --config with `decontaminate.files`")
-    inputs, files = expand_inputs(arguments.input, "shards"), _evaluation_files(settings.decontaminate)
-    if arguments.workers > 1:
-        require_regular(files, "every worker")
-    if arguments.verb == "run":
-        _run(inputs, arguments.output_dir, settings, arguments.workers)
-        return 0
-    check_outputs([getattr(arguments, name, None) for name in ("output", "rejects", "stats")], [*inputs, *files])
-    if arguments.verb == "count":
-        options: StepOptions = {"workers": arguments.workers, "max_bad_share": settings.max_bad_share}
-        write_json(arguments.output, count(inputs, settings.decontaminate, **options))
-        return 0
-    counts = expand_inputs(arguments.counts)
-    stats = cut(inputs, counts, arguments.output, settings.decontaminate, **step_options(arguments, settings))
-    stats.finish(arguments.stats)
-    return 0
+    files = option("--files", type=cli.lists, nargs="+", required=False, metavar="FILE", help="evaluation sets")
+    of_shards = option("--counts", type=cli.input_path, metavar="DIR", help="NNNN.counts.json inside")
+    shards = option("--shards", type=cli.positive_int, metavar="N", help="shards 0000 to N - 1")
+    counts = option("--counts", type=cli.any_files, nargs="+", metavar="FILE", help="all counts")
+    output = option("--output", type=cli.output_file, metavar="FILE", help="counts, or a shard")
+    folder = option("--output-dir", type=cli.output_folder, metavar="DIR", help="all results")
+    shard, workers, step = cli.add_input, cli.add_workers, partial(cli.add_step_options, section="decontaminate")
+    phases = (
+        Phase("count", _count, "first pass: how often the n-grams occur in a shard", (shard, files, workers, output)),
+        Phase("sum", _sum, "between the passes: one file of counts for all shards", (of_shards, shards, output)),
+        Phase("cut", _cut, "second pass: a shard without them, given all counts", (shard, files, counts, output, step)),
+        Phase("run", _run, "both passes over all shards, on this machine", (shard, files, workers, folder)),
+    )
+    return run_phase("corpus.decontaminate", __doc__, "decontaminate", phases, argv)
 
 
 if __name__ == "__main__":

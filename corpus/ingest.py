@@ -1,23 +1,24 @@
 """Turn existing text into documents of the corpus, without a scrape.
 
     python -m corpus.ingest --input dump.jsonl.gz --text-key content --output documents.jsonl.zst
-    python -m corpus.ingest --input texts/ wiki/AA --output-dir ingest --shards 64 --stats ingest/stats.json
+    python -m corpus.ingest --input texts/ wiki/AA --output-dir ingest --shards 64
     python -m corpus.ingest --input CC-MAIN-1.warc.gz --output-dir ingest --shards 64 --workers 4
     python -m corpus.ingest --config config.yaml --output-dir ingest --shards 64
 
-Inputs are files, folders or globs; without --input they are the `sources` of the configuration. The format of a file is
-what its content and its name say, unless one is given:
+Inputs are files, folders or globs; without --input, the `sources` of the configuration. The format
+of a file is what its content and its name say, unless one is given:
 
     jsonl           one JSON object per line, its text under --text-key
     text            *.txt: one document per file
     wikiextractor   <doc id url title> … </doc>, or that program's JSON lines
     csv             *.csv, *.tsv: a header and rows, the text in the column --text-key
-    parquet, arrow  files and folders of Hugging Face datasets (the train split), the text in the column --text-key
-    warc            the pages of responses, extracted as corpus.scrape does, and the texts of WET files
+    parquet, arrow  files and folders of Hugging Face datasets (the train split), text in --text-key
+    warc            the pages of responses, extracted as by corpus.scrape; the texts of WET files
 
-A document's id is a hash of its canonical URL, or of its text if it has no URL; its shard is a function of its id.
-Shards keep the order of the input, and the worker count changes no byte. Of objects and rows, url and title are kept,
-id becomes `source_id`, and all others (date, license, language, …) go under `meta`, 65,536 bytes per document at most.
+A document's id is a hash of its canonical URL, or of its text if it has no URL; its shard is a
+function of its id. Shards keep the order of the input, and the worker count changes no byte. Of
+objects and rows, url and title are kept, id becomes `source_id`, and all others (date, license, …)
+go under `meta`, at most 65,536 bytes per document.
 """
 
 import os
@@ -53,7 +54,7 @@ from corpus.urls.url import document_id
 def read_pages(
     scrape: ScrapeSettings, blacklist: BlacklistSettings, workers: int, stats: Stats, paths: Iterable[Path]
 ) -> Iterator[Outcome]:
-    """The documents of WARC files, as `corpus.scrape --warc` extracts them; other records as drops."""
+    """The documents of WARC files, as `corpus.scrape --warc` extracts them, and drops."""
     for url, outcome in extracted(checked_pages(paths, scrape, blacklist, texts=True), scrape, workers):
         count_date(stats, outcome)
         yield Drop({"url": url}, outcome["reason"]) if "reason" in outcome else dict(outcome["record"])
@@ -65,16 +66,16 @@ def read_sources(
     from_warc: Callable[[Iterable[Path]], Iterator[Outcome]],
     known: Iterable[Path] = (),
 ) -> Iterator[Outcome]:
-    """The documents of the sources, counted and still without ids; files in the order of their names.
+    """The documents of the sources, counted, without ids; files in the order of their names.
 
-    Files that are inputs in some `known` statistics are left out. Raises InputError for a source that does not exist,
-    for a file that is damaged or not what it seems to be, and for a known file that has changed.
+    Leaves out the inputs in the statistics `known`. Raises InputError for a missing source, a file
+    that is damaged or not what it seems to be, and a known file that has changed.
     """
     cure = "make it again: `snakemake -R ingest` with the configuration of that run"
-    read = [read_json(path, cure)["inputs"].items() for path in known]
-    earlier = {os.path.abspath(name): found for files in read for name, found in files}
+    inputs = [read_json(path, cure)["inputs"].items() for path in known]
+    earlier = {os.path.abspath(name): fingerprint for files in inputs for name, fingerprint in files}
     for source in sources:
-        paths = step.noted(dict.fromkeys(expand_inputs(source.patterns, "sources")), earlier)
+        paths = step.new_files(dict.fromkeys(expand_inputs(source.patterns, "sources")), earlier)
         files = ((path, *recognised(path, source)) for path in paths)
         for is_warc, group in groupby(files, lambda file: file[1] == "warc"):
             texts = (
@@ -109,8 +110,8 @@ def identify(removed: Collection[str], document: Outcome) -> Outcome:
 
 
 @contextmanager
-def shards_by_id(outputs: Sequence[Path], workers: int = 1) -> Iterator[Callable[[Document], None]]:
-    """Yield a function that writes a document to the shard that its id names; see `sharded_writer`."""
+def shards_by_id(outputs: Sequence[Path], workers: int = 1) -> Iterator[Callable[[Document], object]]:
+    """`sharded_writer` with the shard that a document's id names."""
     with sharded_writer(outputs, workers) as write:
         yield lambda document: write(int(document["id"], 16) % len(outputs), document)
 
@@ -126,9 +127,9 @@ def ingest(
 ) -> Stats:
     """Write the documents of all sources into shards, all of them or none, in bounded memory.
 
-    Workers are threads that compress, as sending a document to a process takes longer than reading it, and processes
-    that extract the pages of WARC files, by the rules of `scrape` and `blacklist`. Raises InputError for unreadable
-    input, EmptyResultError if no document has text.
+    Workers are threads that compress, because sending a document to a process takes longer than
+    reading it, and processes that extract WARC pages by `scrape` and `blacklist`. Raises InputError
+    for unreadable input, EmptyResultError if no document has text.
     """
     workers = options.pop("workers", 1)
     step = ShardStep("ingest", [source.path for source in sources], **options)

@@ -1,11 +1,13 @@
 """Concatenate Megatron datasets in the given order.
 
-    python -m corpus.merge_index --inputs tokens/0000_text_document tokens/0001_text_document --output-prefix corpus
-    python -m corpus.merge_index --inputs tokens/ --shards 1000 --output-prefix dataset/corpus_text_document
+    python -m corpus.merge_index --inputs tokens/0_text_document tokens/1_text_document \\
+        --output-prefix corpus
+    python -m corpus.merge_index --inputs tokens --shards 1000 --output-prefix dataset/corpus
 
-A PREFIX is the full name without `.bin` or `.idx` (a trailing `.idx` is removed, so that a glob works). A folder stands
-for its datasets sorted by name, or, with `--shards N`, for 0000_text_document to N - 1. A dataset named twice is merged
-twice. Every shard is verified as it is read; memory does not grow with shards, documents or tokens.
+A PREFIX is the full name without `.bin` or `.idx` (a trailing `.idx` is removed, so that a glob
+works). A folder stands for its datasets sorted by name, or, with `--shards N`, for
+0000_text_document to N - 1. A dataset named twice is merged twice. Every shard is verified as it is
+read; memory does not grow with shards, documents or tokens.
 """
 
 import sys
@@ -26,7 +28,7 @@ from corpus.index.layout import DOCUMENTS
 def merge_index(inputs: Sequence[Path], output_prefix: Path) -> Stats:
     """Write one dataset with the documents of all inputs.
 
-    Raises InputError for a damaged input, and for one whose dtype or vocabulary differs from the others';
+    Raises InputError for a damaged input, and for different dtypes or vocabularies;
     EmptyResultError if there is no document at all.
     """
     stats = Stats("merge_index")
@@ -81,8 +83,8 @@ def expand_prefixes(paths: Sequence[Path], shards: int | None) -> list[Path]:
             prefixes.append(path.with_suffix("") if path.suffix == ".idx" else path)
         elif shards is not None:
             prefixes.extend(shard_paths(path, shards, "_text_document"))
-        elif found := sorted(index for index in path.glob("*.idx") if not index.name.startswith(".")):
-            prefixes.extend(index.with_suffix("") for index in found)
+        elif indexes := sorted(index for index in path.glob("*.idx") if not index.name.startswith(".")):
+            prefixes.extend(index.with_suffix("") for index in indexes)
         else:
             raise InputError(f"{path}: no *.idx in this folder; run corpus.tokenize first")
     return prefixes

@@ -1,15 +1,18 @@
 """Cut the lines and paragraphs that repeat over the corpus; the first copy of each stays.
 
-    python -m corpus.repeats run --input dedup/*.jsonl.zst --output-dir repeats 'repeats.units=[lines]'
-    python -m corpus.repeats count --input dedup/0000.jsonl.zst --output work/0000.units 'repeats.units=[lines]'
-    python -m corpus.repeats sum --units work --shards 1 --output all.repeats 'repeats.units=[lines]'
-    python -m corpus.repeats cut --input dedup/0000.jsonl.zst --repeats all.repeats --output repeats/0000.jsonl.zst \\
-        --rejects repeats/rejects/0000.jsonl.zst 'repeats.units=[lines]'
+    python -m corpus.repeats run --input dedup --output-dir repeats 'repeats.units=[lines]'
+    python -m corpus.repeats count --input dedup/0000.jsonl.zst \\
+        --output work/0000.units 'repeats.units=[lines]'
+    python -m corpus.repeats sum --units work --shards 1 --output all.repeats \\
+        'repeats.units=[lines]'
+    python -m corpus.repeats cut --input dedup/0000.jsonl.zst --repeats all.repeats \\
+        --output repeats/0000.jsonl.zst --rejects rejects/0000.jsonl.zst 'repeats.units=[lines]'
 
-`count` hashes the lines or paragraphs of a shard, `sum` finds those that occur more than `repeats.max_count` times in
-all shards, `cut` removes them from a shard; `run` does it all on one machine. Texts of `repeats.min_bytes` or more are
-compared in normalised form (NFKC, case and white space folded). Which copy is the first depends on ids and texts, never
-on shards. Rejects hold what was cut from each document and how often it occurs. See docs/repeats.md.
+`count` hashes the lines or paragraphs of a shard, `sum` finds those that occur more than
+`repeats.max_count` times in all shards, `cut` removes them from a shard; `run` does it all on one
+machine. Texts of `repeats.min_bytes` or more are compared in normalised form (NFKC, case and white
+space folded). Which copy is the first depends on ids and texts, never on shards. Rejects hold what
+was cut from each document and how often it occurs. See docs/repeats.md.
 """
 
 import argparse
@@ -29,8 +32,9 @@ from common.errors import InputError
 from common.files import Document, document_writer, expand_inputs, shard_paths, shard_stem
 from common.settings import RepeatsSettings, Settings
 from common.stats import Stats
-from corpus.dedup.segments import write_segments
+from corpus.phases import SHARD, Phase, option, run_phase
 from corpus.runner import Drop, Outcome, ShardStep, StepOptions, grouped, shard_outputs, step_options
+from corpus.segments import write_segments
 from corpus.text.repeats import CHUNK, RANGES, UNIT, Repeats, find_units, fingerprint, write_repeats
 
 _EXAMPLES = 10  # most frequent units, in the statistics
@@ -54,11 +58,11 @@ def count(shard: Path, output: Path, settings: RepeatsSettings, **options: Unpac
     step = ShardStep("repeats count", [shard], **options | {"allow_empty": True})
     info: dict[str, Any] = {"settings": fingerprint(settings), "units": 0}
     with (
-        step.map(partial(hash_units, settings), enumerate(step.documents())) as found,
+        step.map(partial(hash_units, settings), enumerate(step.documents())) as hashed,
         step.results() as results,
         write_segments(output, info) as file,
     ):
-        for chunk in grouped(found, lambda units: 1 + len(units), CHUNK):
+        for chunk in grouped(hashed, lambda units: 1 + len(units), CHUNK):
             units = np.concatenate(chunk)
             first_byte = (units["hash"] >> np.uint64(56)).astype(np.int64)
             units = units[np.argsort(first_byte, kind="stable")]
@@ -76,17 +80,17 @@ _repeats_of = lru_cache(1)(Repeats)
 def cut_document(
     settings: RepeatsSettings, repeats: Path, shard: str, item: tuple[int, Document]
 ) -> tuple[Outcome, Removed]:
-    """Cut the units that repeat out of a document, given its index in the shard; also returns them."""
+    """Cut repeated units out of a document, given its index in the shard; also returns them."""
     (index, document), known = item, _repeats_of(repeats, shard)
     lines, removed, kept, cut_lines = document["text"].split("\n"), Removed(), set[int](), set[int]()
     units = find_units(lines, settings)
     first, times = known.find(np.array([unit.hash for unit in units], dtype=np.uint64))
-    for place in np.flatnonzero(times).tolist():
-        start, end, found = units[place]
-        if settings.keep_first and first[place] == known.shard << 32 | index and found not in kept:
-            kept.add(found)
+    for number in np.flatnonzero(times).tolist():
+        start, end, unit_hash = units[number]
+        if settings.keep_first and first[number] == known.shard << 32 | index and unit_hash not in kept:
+            kept.add(unit_hash)
         else:
-            removed.append((int(times[place]), "\n".join(lines[start:end])))
+            removed.append((int(times[number]), "\n".join(lines[start:end])))
             cut_lines.update(range(start, end))
     if not removed:
         return document, removed
@@ -112,8 +116,8 @@ def without(lines: Sequence[str], removed: set[int]) -> str:
 def cut(shard: Path, repeats: Path, output: Path, settings: RepeatsSettings, **options: Unpack[StepOptions]) -> Stats:
     """Cut the repeats out of a shard.
 
-    Raises InputError if the shard has changed since it was counted, EmptyResultError when nothing is left (unless
-    `allow_empty`).
+    Raises InputError if the shard has changed since it was counted, EmptyResultError if nothing is
+    left (unless `allow_empty`).
     """
     step = ShardStep("repeats", [shard], **options, cure="relax `repeats` in the configuration")
     figures, top = {"units": 0, "characters": 0, "documents": 0}, Removed()
@@ -139,65 +143,66 @@ def cut(shard: Path, repeats: Path, output: Path, settings: RepeatsSettings, **o
     return step.stats
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = cli.parser("corpus.repeats", __doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    counting = verbs.add_parser("count", help="first phase: the lines or paragraphs of a shard, hashed")
-    adding = verbs.add_parser("sum", help="second phase: those that repeat, given those of all shards")
-    cutting = verbs.add_parser("cut", help="third phase: a shard without them")
-    running = verbs.add_parser("run", help="all phases over all shards, on this machine")
-    for one in (counting, cutting):
-        one.add_argument("--input", type=cli.input_path, required=True, metavar="FILE", help="shard of documents")
-    cli.add_input(running)
-    adding.add_argument("--units", type=cli.input_path, required=True, metavar="DIR", help="NNNN.units inside")
-    adding.add_argument("--shards", type=cli.positive_int, required=True, metavar="N", help="shards 0000 to N - 1")
-    cutting.add_argument("--repeats", type=cli.input_path, required=True, metavar="FILE", help="what `sum` wrote")
-    for one in (counting, adding, cutting):
-        one.add_argument("--output", type=cli.output_file, required=True, metavar="FILE", help="hashes, or a shard")
-    running.add_argument("--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="shards, stats")
-    for one in (counting, running):
-        cli.add_workers(one)
-    for one in (counting, adding, running):
-        cli.add_settings(one, "repeats")
-    cli.add_step_options(cutting, "repeats")
-    return parser
+# ---------------------------------------------------------------- command line
 
 
-def _run(inputs: Sequence[Path], folder: Path, settings: Settings, workers: int) -> None:
-    """Run all phases over all shards; writes shards, rejects and statistics to `folder`."""
+def _options(arguments: argparse.Namespace, settings: Settings) -> StepOptions:
+    return {"workers": arguments.workers, "max_bad_share": settings.max_bad_share}
+
+
+def _count(arguments: argparse.Namespace, settings: Settings) -> None:
+    count(arguments.input, arguments.output, _chosen(settings), **_options(arguments, settings))
+
+
+def _sum(arguments: argparse.Namespace, settings: Settings) -> None:
+    files = shard_paths(arguments.units, arguments.shards, ".units")
+    write_repeats(files, arguments.output, _chosen(settings))
+
+
+def _cut(arguments: argparse.Namespace, settings: Settings) -> None:
+    options = step_options(arguments, settings)
+    stats = cut(arguments.input, arguments.repeats, arguments.output, _chosen(settings), **options)
+    stats.finish(arguments.stats)
+
+
+def _run(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Run all phases over all shards; shards, rejects and statistics are in one folder."""
+    rules, inputs, folder = _chosen(settings), expand_inputs(arguments.input, "shards"), arguments.output_dir
     outputs = shard_outputs(inputs, folder, "corpus.repeats run")
-    options: StepOptions = {"workers": workers, "max_bad_share": settings.max_bad_share, "allow_empty": True}
+    options: StepOptions = {**_options(arguments, settings), "allow_empty": True}
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder, prefix="work.") as work:
         units, repeats = [Path(work, f"{shard_stem(path)}.units") for path in inputs], Path(work, "all.repeats")
         for path, output in zip(inputs, units, strict=True):
-            count(path, output, settings.repeats, **options)
-        write_repeats(units, repeats, settings.repeats)
+            count(path, output, rules, **options)
+        write_repeats(units, repeats, rules)
         for path, (output, rejects, figures) in outputs.items():
             options["rejects"] = rejects
-            cut(path, repeats, output, settings.repeats, **options).finish(figures)
+            cut(path, repeats, output, rules, **options).finish(figures)
+
+
+def _chosen(settings: Settings) -> RepeatsSettings:
+    """The settings of this step. Raises InputError if no units are chosen."""
+    if not settings.repeats.units:
+        raise InputError("no units: give 'repeats.units=[lines]' or [paragraphs], or a --config that has them")
+    return settings.repeats
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    settings = cli.read_settings(arguments)
-    if not settings.repeats.units:
-        raise InputError("no units: give 'repeats.units=[lines]' or [paragraphs], or a --config that has them")
-    match arguments.verb:
-        case "run":
-            _run(expand_inputs(arguments.input, "shards"), arguments.output_dir, settings, arguments.workers)
-        case "count":
-            options: StepOptions = {"workers": arguments.workers, "max_bad_share": settings.max_bad_share}
-            count(arguments.input, arguments.output, settings.repeats, **options)
-        case "sum":
-            files = shard_paths(arguments.units, arguments.shards, ".units")
-            write_repeats(files, arguments.output, settings.repeats)
-        case "cut":
-            options = step_options(arguments, settings)
-            stats = cut(arguments.input, arguments.repeats, arguments.output, settings.repeats, **options)
-            stats.finish(arguments.stats)
-    return 0
+    units = option("--units", type=cli.input_path, metavar="DIR", help="NNNN.units inside")
+    shards = option("--shards", type=cli.positive_int, metavar="N", help="shards 0000 to N - 1")
+    repeats = option("--repeats", type=cli.input_path, metavar="FILE", help="what `sum` wrote")
+    output = option("--output", type=cli.output_file, metavar="FILE", help="hashes, or a shard")
+    folder = option("--output-dir", type=cli.output_folder, metavar="DIR", help="shards, stats")
+    workers, step = cli.add_workers, partial(cli.add_step_options, section="repeats")
+    phases = (
+        Phase("count", _count, "first phase: the lines or paragraphs of a shard, hashed", (SHARD, output, workers)),
+        Phase("sum", _sum, "second phase: those that repeat, given those of all shards", (units, shards, output)),
+        Phase("cut", _cut, "third phase: a shard without them", (SHARD, repeats, output, step)),
+        Phase("run", _run, "all phases over all shards, on this machine", (cli.add_input, folder, workers)),
+    )
+    return run_phase("corpus.repeats", __doc__, "repeats", phases, argv)
 
 
 if __name__ == "__main__":

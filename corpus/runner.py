@@ -1,4 +1,4 @@
-"""Run a step over shards: read, map over worker processes, keep or drop with a reason, write and count.
+"""Run a step over shards: read, map over processes, keep or drop with a reason, write, count.
 
     def shorten(document: Document) -> Document | Drop:
         text = document["text"][:1000]
@@ -6,8 +6,8 @@
 
     stats = ShardStep("shorten", inputs, rejects, workers=8).run(shorten, document_writer(output))
 
-Results keep the order of the documents, so the output is byte-identical for any number of workers. A step for which
-`run` is not enough uses its two parts, both context managers: `map` reads and computes, `results` writes and counts.
+Results keep the order of the documents, so any number of workers writes the same bytes. `run` has
+two parts that a step may use by itself: `map` reads and computes, `results` writes and counts.
 """
 
 import argparse
@@ -51,7 +51,6 @@ class Drop:
     """A document that a step drops."""
 
     document: Document
-    """The document as it is written to the rejects."""
     reason: str
     """One word, counted in the statistics."""
     detail: str = ""
@@ -59,12 +58,11 @@ class Drop:
 
 
 Outcome = Document | Drop
-"""The result of a step for one document."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """Writes and counts what a step keeps and drops; `ShardStep.results` opens it."""
+    """Writes and counts what a step keeps and drops."""
 
     stats: Stats
     meter: Meter
@@ -72,18 +70,18 @@ class Results:
     reject: Write
 
     def keep(self, document: Document) -> None:
-        """Write and count a document that survives."""
+        """Count and write a document."""
         self.stats.keep(document)
         self.write(document)
 
     def drop(self, document: Document, reason: str, detail: str = "") -> None:
-        """Write and count a reject, and keep it as an example of its reason."""
-        rejected = {**document, "reason": reason, "detail": detail} if detail else {**document, "reason": reason}
+        """Count and write a reject."""
+        rejected = document | {"reason": reason} | ({"detail": detail} if detail else {})
         self.stats.drop(reason, rejected)
         self.reject(rejected)
 
     def record(self, outcome: Outcome) -> None:
-        """Keep a document or drop it, and count it as done."""
+        """Keep or drop a document, and advance the progress."""
         if isinstance(outcome, Drop):
             self.drop(outcome.document, outcome.reason, outcome.detail)
         else:
@@ -92,7 +90,7 @@ class Results:
 
 
 class StepOptions(TypedDict, total=False):
-    """The options of every step over shards: fields of `ShardStep`."""
+    """Fields of `ShardStep` that every step takes."""
 
     rejects: Path | None
     workers: int
@@ -101,7 +99,7 @@ class StepOptions(TypedDict, total=False):
 
 
 def step_options(arguments: argparse.Namespace, settings: Settings) -> StepOptions:
-    """The options of a command line with `cli.add_step_options`."""
+    """The options of a command that called `cli.add_step_options`."""
     return {
         "rejects": arguments.rejects,
         "workers": arguments.workers,
@@ -112,19 +110,19 @@ def step_options(arguments: argparse.Namespace, settings: Settings) -> StepOptio
 
 @dataclass
 class ShardStep:
-    """A step over shards: its inputs, its options, and what it counts."""
+    """One run of a step over shards."""
 
     name: str
     inputs: Sequence[Path | str] = ()
-    """Shards that `documents` reads, named in errors."""
+    """Shards that `documents` reads; named in errors."""
     rejects: Path | None = None
     workers: int = 1
     max_bad_share: float | None = 0.001
-    """Largest share of bad lines in the inputs; None turns the check off."""
+    """Largest accepted share of bad lines; None turns the check off."""
     allow_empty: bool = False
-    """Whether the step may end without a document."""
+    """Whether the step may keep no document."""
     cure: str = ""
-    """What to change when everything was dropped."""
+    """What to change if it kept none."""
     unit: str = "documents"
     stats: Stats = field(init=False)
     bad: BadLines = field(init=False)
@@ -137,15 +135,15 @@ class ShardStep:
         self.bad_files = BadLines(self.max_bad_share or 0, "file", cure, named=10)
 
     def documents(self) -> Iterator[Document]:
-        """The documents of the inputs in order, counted; bad lines are skipped and counted."""
+        """The documents of the inputs. Counts them and the bad lines, which are skipped."""
         return self.stats.counted(read_shards(map(Path, self.inputs), self.bad))
 
-    def noted(self, paths: Iterable[Path], known: Mapping[str, Fingerprint] | None = None) -> Iterator[Path]:
-        """Yield the paths, and record each file's hash in the statistics before it is read; not of pipes.
+    def new_files(self, paths: Iterable[Path], known: Mapping[str, Fingerprint] | None = None) -> Iterator[Path]:
+        """Yield the paths that are not `known`, and put fingerprints of all into the statistics.
 
-        Skips and counts paths that `known` has as absolute paths. Raises InputError for one that has changed since.
+        `known` has those of an earlier run by absolute path; InputError if such a file has changed.
         """
-        read = self.stats.extra.setdefault("inputs", {})
+        fingerprints = self.stats.extra.setdefault("inputs", {})
         for path in paths:
             if known and (then := known.get(os.path.abspath(path))):
                 if change := first_change({str(path): then}, [path]):
@@ -153,26 +151,29 @@ class ShardStep:
                         f"{change} by a run that this one extends, which has its old documents; restore it, and put "
                         "new documents into a file of another name"
                     )
-                read[str(path)] = then
+                fingerprints[str(path)] = then
                 self.stats.extra["known_files"] = self.stats.extra.get("known_files", 0) + 1
-                continue
-            if path.is_file():
-                read[str(path)] = fingerprint(path)
-            yield path
+            else:
+                if path.is_file():  # not a pipe
+                    fingerprints[str(path)] = fingerprint(path)
+                yield path
 
     @contextmanager
     def map(self, function: Callable[[Any], Result], items: Iterable[Any] | None = None) -> Iterator[Iterator[Result]]:
-        """Yield `function(document)` for each document, or for each of `items`. Enter it before `results`: it forks."""
+        """Yield `function(item)` for each of `items` (default: documents).
+
+        Enter it before `results`: worker processes are forked and must not inherit open outputs.
+        """
         batches = batched(self.documents() if items is None else items, BATCH)
         with Workers(self.workers) as pool:
             yield chain.from_iterable(pool.map(partial(_each, function), batches))
 
     @contextmanager
     def results(self, writer: AbstractContextManager[Write] | None = None, unit: str = "") -> Iterator[Results]:
-        """Yield a `Results` over `writer` (default: counts only); progress counts in `unit`.
+        """Yield a `Results` over `writer` (default: counts only).
 
-        All files appear when the block ends well, otherwise none. Raises InputError for too many bad lines, and
-        EmptyResultError if nothing is left.
+        If the block succeeds, all files appear; otherwise none. Raises InputError for too many bad
+        lines, EmptyResultError if nothing was kept.
         """
         with (
             writer or nullcontext(lambda _: None) as write,
@@ -193,7 +194,7 @@ class ShardStep:
         writer: AbstractContextManager[Write],
         items: Iterable[Any] | None = None,
     ) -> Stats:
-        """Write what `function` keeps of each document, or of each of `items`."""
+        """Write what `function` keeps of `items` (default: documents)."""
         with self.map(function, items) as outcomes, self.results(writer) as results:
             for outcome in outcomes:
                 results.record(outcome)
@@ -209,22 +210,23 @@ class ShardStep:
 
 
 def shard_outputs(inputs: Sequence[Path], folder: Path, step: str, read: Iterable[Path] = ()) -> dict[Path, list[Path]]:
-    """Documents, rejects and statistics of each shard in a folder, for a `step` that reads its inputs several times.
+    """Paths of documents, rejects and statistics per shard, for a `step` that reads shards twice.
 
-    Raises InputError for a pipe, for two shards of one name, and for an output that is an input or one of `read`.
+    Raises InputError for a pipe, two shards of one name, and an output that is in `inputs` or
+    `read`.
     """
     require_regular(inputs, step)
     require_distinct_stems(inputs)
-    found = {}
+    outputs = {}
     for path in inputs:
         name = f"{shard_stem(path)}.jsonl.zst"
-        found[path] = [folder / name, folder / "rejects" / name, folder / f"{shard_stem(path)}.stats.json"]
-    check_outputs(chain.from_iterable(found.values()), [*inputs, *read])
-    return found
+        outputs[path] = [folder / name, folder / "rejects" / name, folder / f"{shard_stem(path)}.stats.json"]
+    check_outputs(chain.from_iterable(outputs.values()), [*inputs, *read])
+    return outputs
 
 
 def grouped(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
-    """Lists of consecutive items whose sizes reach `limit` together; the last list may be smaller."""
+    """Lists of consecutive items; each list ends when its sizes add up to `limit`."""
     group, held = list[Item](), 0
     for item in items:
         group.append(item)

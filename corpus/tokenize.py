@@ -1,10 +1,11 @@
-"""Encode documents with GPT-2's byte-level BPE into a Megatron dataset; drop documents under 128 tokens.
+"""Encode documents with GPT-2's byte-level BPE into a Megatron dataset; drop short ones.
 
     python -m corpus.tokenize --input dedup/0000.jsonl.zst --output-prefix tokens/0000
-    python -m corpus.tokenize --input dedup/*.jsonl.zst --output-prefix tokens/all tokenize.min_tokens=64
+    python -m corpus.tokenize --input dedup --output-prefix tokens/all tokenize.min_tokens=64
 
-`--output-prefix P` writes P_text_document.bin, .idx, .json and .docs (where each document comes from). `<|endoftext|>`
-closes each document; min_tokens does not count it. Documents keep their order, and the worker count changes no byte.
+`--output-prefix P` writes P_text_document.bin, .idx, .json and .docs (where each document comes
+from). `<|endoftext|>` closes each document; min_tokens does not count it. Documents keep their
+order, and the worker count changes no byte.
 """
 
 import sys
@@ -34,7 +35,7 @@ class Encoded(NamedTuple):
     """A batch of documents, encoded."""
 
     tokens: npt.NDArray[Any]
-    """Ids of the documents that are kept, end to end, each with its end-of-text; in the dtype of the index."""
+    """Ids of the kept documents, end to end, each with its end-of-text, in the index's dtype."""
     lengths: Lengths
     """Tokens per document."""
     kept: list[Document]
@@ -67,7 +68,8 @@ def tokenize(
 ) -> Stats:
     """Encode shards into `<output_prefix>_text_document`, in order.
 
-    Raises InputError for unreadable input, EmptyResultError when nothing is left (unless `allow_empty`).
+    Raises InputError for unreadable input, EmptyResultError if nothing is left (unless
+    `allow_empty`).
     """
     step = ShardStep("tokenize", inputs, **options, cure="lower tokenize.min_tokens or give more text")
     tokenizer = Tokenizer(vocabulary_files(settings.encoder_json, settings.vocab_bpe))

@@ -1,10 +1,12 @@
 """Train a byte-level BPE vocabulary on the finished documents, in place of GPT-2's.
 
-    python -m corpus.train_tokenizer --input dedup/*.jsonl.zst --output-dir tokenizer train_tokenizer.vocab_size=32000
+    python -m corpus.train_tokenizer --input dedup/*.jsonl.zst --output-dir tokenizer \\
+        train_tokenizer.vocab_size=32000
 
-Writes encoder.json and vocab.bpe in GPT-2's format: 256 bytes, the merges, `<|endoftext|>` last; `vocab_size` counts
-all of them. `train_tokenizer.share` takes the documents with the smallest hashed ids, independent of shards. Neither
-the order of the documents nor the worker count changes a byte; memory grows with the number of distinct words.
+Writes encoder.json and vocab.bpe in GPT-2's format: 256 bytes, the merges, `<|endoftext|>` last;
+`vocab_size` counts all of them. `train_tokenizer.share` takes the documents with the smallest
+hashed ids, independent of shards. Neither the order of the documents nor the worker count changes a
+byte; memory grows with the number of distinct words.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Makes `cluster/corpus_jobs/executor.py` known to Snakemake, which finds plugins by the name of this package."""
+"""Snakemake finds `cluster/corpus_jobs/executor.py` by the name of this package."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ _load = types.load_configfile
 
 
 def _load_configfile(path: Path) -> Any:
-    """End with our line for a configuration that cannot be read: Snakemake's has no file, or no line."""
+    """End with a line that names file and line for a configuration that cannot be read."""
     try:
         return _load(path)
     except (WorkflowError, OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Snakemake's scheduler `in-order`: starts every ready job for which there is room, in the order of priorities.
+"""Snakemake's scheduler `in-order`: starts ready jobs in the order of their priorities.
 
-Snakemake's own schedulers weigh ready jobs against each other, which takes minutes for 10,000 of them. Where a cluster
-has the queue, there is nothing to weigh.
+Snakemake's own schedulers weigh ready jobs against each other, which takes minutes for 10,000
+jobs. A cluster has a queue of its own, so there is nothing to weigh.
 """
 
 from collections.abc import Mapping, Sequence

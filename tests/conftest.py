@@ -202,7 +202,7 @@ def tiny_run(once: Once) -> Path:
     checkpoints at 10 and 20.
 
     Two tensor-parallel processes, dropout, 20 iterations, validation every 10.
-    `training.helpers.copy_run` copies it.
+    `tests.training.helpers.copy_run` copies it.
     """
     from tests.training.helpers import launch_ok, make_run
 

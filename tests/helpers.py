@@ -25,6 +25,12 @@ message end there.
 """
 
 
+def run_python(page: str, heading: str) -> None:
+    """Run the first Python example under a heading of a page in the current folder."""
+    text = (Path(__file__).parents[1] / page).read_text(encoding="utf-8").split(f"{heading}\n")[1]
+    exec(text.split("```python\n")[1].split("```")[0], {})
+
+
 def new_seed() -> int:
     """A seed for what a test draws. pytest shows it if the test fails; TEST_SEED=N draws the same
     again.

@@ -1,14 +1,17 @@
-"""The pages name files, folders, tests, options and keys that exist; their links lead somewhere."""
+"""Pages, comments and docstrings name files, modules, options and keys that exist."""
 
 import ast
+import io
 import re
 import shlex
+import tokenize
+from pathlib import Path
 
 import yaml
 from snakemake.cli import get_argument_parser
 
 from common.config import merged, read_yaml
-from common.settings import Settings
+from common.settings import ClusterSettings, Settings
 from tests.conftest import ROOT
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -89,3 +92,45 @@ def test_the_configurations_that_the_pages_write_are_valid() -> None:
         for block in map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)):
             whole = block if name in alone else merged(read_yaml(ROOT / changed[name]), block)
             Settings.model_validate(whole)
+
+
+def _remarks(path: Path) -> str:
+    """The comments and docstrings of a Python file or of a file of rules."""
+    text = path.read_text(encoding="utf-8")
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    nodes = ast.walk(ast.parse(text)) if path.suffix == ".py" else ()
+    strings = [node.value for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    return "\n".join([*comments, *(node.value for node in strings if isinstance(node.value, str))])
+
+
+def _is_name(dotted: str) -> bool:
+    """Whether it is a module, something that a module names, a settings key, or a file's name."""
+    place, (first, *rest) = ROOT, dotted.split(".")
+    if rest[-1] in ("json", "pt") or (first == "cluster" and rest[0] in ClusterSettings.model_fields):
+        return True
+    place /= first
+    while rest and (place / rest[0]).is_dir():
+        place /= rest.pop(0)
+    module = (place / rest[0]).with_suffix(".py") if rest else place / "__init__.py"
+    if module.is_file():
+        files, names = [module], rest[1:]
+    else:
+        files, names = [place / "__init__.py", place / "__main__.py"], rest
+    source = "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+    return all(re.search(rf"\b{name}\b", source) for name in names)
+
+
+def test_every_path_and_dotted_name_in_a_comment_or_docstring_exists() -> None:
+    packages = ["tests", *(path.parent.name for path in ROOT.glob("[a-z]*/__init__.py"))]
+    folders = "|".join([*packages, "docs", "configs", "profiles", "slurm"])
+    missing, seen = [], 0
+    for path in [*ROOT.glob("workflow/rules/*.smk"), *(p for name in packages for p in ROOT.glob(f"{name}/**/*.py"))]:
+        text = _remarks(path)
+        paths = re.findall(rf"(?<![\w/.-])(?:{folders})(?:/[\w.-]+)+(?![*\w])", text)
+        dotted = re.findall(rf"(?<![\w/.-])(?:{'|'.join(packages)})(?:\.[a-z_]\w*)+", text)
+        seen += len(paths) + len(dotted)
+        gone = [name for name in paths if not (ROOT / name.rstrip(".")).exists()]
+        gone += [name for name in dotted if not _is_name(name)]
+        missing += [(str(path.relative_to(ROOT)), name) for name in gone]
+    assert seen > 300 and missing == []

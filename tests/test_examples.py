@@ -25,7 +25,7 @@ from convert.targets.megatron import write_v3
 from tests.conftest import ROOT
 from tests.convert.encoded import SMALL, truth
 from tests.convert.helpers import source_of
-from tests.helpers import called, document, main_of, prose, write_shard
+from tests.helpers import called, document, main_of, prose, run_python, write_shard
 from workflow.demo.serve import serve
 
 TUTORIALS = ("own_text", "finetune", "from_megatron", "compare_filters")
@@ -155,6 +155,7 @@ def _workshop(finished: Path, address: str) -> None:
     for name in ("clean/0000", "dedup/0000", "dedup/0", "dedup/clean"):
         shutil.copy(run / name.split("/")[0] / "0000.jsonl.zst", f"{name}.jsonl.zst")
     shutil.copytree(run / "tokens", "tokens")
+    run_python("docs/formats.md", "# Shards as Parquet")
     for suffix in ("bin", "idx", "json"):
         shutil.copy(run / f"dataset/corpus_text_document.{suffix}", f"data/books_text_document.{suffix}")
     small = replace(SMALL, n_layer=1, n_head=2, n_embd=8, n_inner=32, vocab_size=50257)

@@ -152,7 +152,7 @@ def test_torch_computes_the_gradients_and_takes_the_steps(monkeypatch: pytest.Mo
     monkeypatch.setattr(optimizer, "adamw", lambda tensors, *_, **__: taken.extend(tensors))
     model(torch.arange(8)[None]).sum().backward()
     assert all(parameter.grad is not None for parameter in parameters.values())
-    optimizer.take_step(adam, 0.1, torch.ones(()))
+    adam.step(0.1, torch.ones(()))
     assert {tensor.data_ptr() for tensor in taken} == {tensor.data_ptr() for tensor in parameters.values()}
 
 
@@ -166,7 +166,7 @@ def test_the_models_operations_call_the_cuda_kernels(monkeypatch: pytest.MonkeyP
     adam = optimizer.make_optimizer(dict(model.named_parameters()), EXPERIMENT)
     with library.using(library.KERNELS):
         model(torch.arange(8)[None]).sum().backward()
-        optimizer.take_step(adam, 0.1, torch.ones(()))
+        adam.step(0.1, torch.ones(()))
     assert called >= {"bias_gelu", "bias_gelu_backward", "add_dropout_norm", "add_dropout_norm_backward", "adamw"}
     sources = "".join(path.read_text() for path in SOURCES.glob("*.cu"))
     assert all(f"{name}(" in sources for name in called) and "__global__" in sources

@@ -1,4 +1,4 @@
 """GPT-2: the model, parallel layouts, data order, checkpoints, training, evaluation and generation.
 
-Commands: `python -m training.train | evaluate | generate`. To read how training works, start at `trainer.py`.
+Commands: `python -m training.train | evaluate | generate`. Start reading at `trainer.py`.
 """

@@ -1,26 +1,30 @@
-"""Measure how well a model predicts text: loss, bits per byte, and tasks of lm_eval such as LAMBADA and WikiText.
+"""Measure how well a model predicts text: loss, bits per byte, and tasks of lm_eval.
 
-    python -m training.evaluate --checkpoint results/demo/models/tiny --data results/demo/dataset/corpus_text_document
-    python -m training.evaluate --checkpoint results/demo/merged/tiny --data book.txt poems.jsonl --output books.json
-    python -m training.evaluate --checkpoint results/demo/merged/tiny --tasks lambada_openai hellaswag --output t.json
+    python -m training.evaluate --checkpoint results/demo/models/tiny --data book.txt poems.jsonl
+    python -m training.evaluate --checkpoint results/demo/merged/tiny --tasks lambada_openai
 
---checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint), one iter_* folder, or MODEL/best
-(`train.keep_best`). --data is a PREFIX of .bin/.idx, a .jsonl file of documents (or .jsonl.zst, .jsonl.gz, …), or any
-other file, read as one text. The tokens are cut into windows of the model's sequence length that do not overlap; every
-token but the first is predicted once. Several datasets get a line each, and the loss over all is the mean over their
-tokens. --max-tokens takes windows evenly spaced over all data. --part valid or test evaluates documents that the model
-was not trained on: checkpoints and merged folders record their train.split. They also record train.reset_position_ids,
-train.reset_attention_mask and train.eod_mask_loss, and the loss follows them, as the validation of the training does; a
-note says so. For a folder that records none, documents are not set apart, and every token counts.
+--checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint), one iter_*
+folder, or MODEL/best (`train.keep_best`). --data is a PREFIX of .bin/.idx, a .jsonl file of
+documents (or .jsonl.zst, .jsonl.gz, …), or any other file, read as one text. The tokens are cut
+into windows of the model's sequence length that do not overlap; every token but the first is
+predicted once. Several datasets get a line each, and the loss over all is the mean over their
+tokens. --max-tokens takes windows evenly spaced over all data.
 
---tasks runs tasks of lm-evaluation-harness (`pip install 'urls-to-gpt2[eval]'`) on a Hugging Face folder. Data are
-downloaded, unless they are in the cache of `datasets`, or named by a YAML file in --task-dir.
+--part valid or test evaluates documents that the model was not trained on: checkpoints and merged
+folders record their train.split. They also record train.reset_position_ids,
+train.reset_attention_mask and train.eod_mask_loss, and the loss follows them, as the training's
+validation does; a note says so. For a folder that records none, documents are not set apart, and
+every token counts.
+
+--tasks runs tasks of lm-evaluation-harness (`pip install 'urls-to-gpt2[eval]'`) on a Hugging Face
+folder. Data are downloaded, unless they are in the cache of `datasets`, or named by a YAML file in
+--task-dir.
 """
 
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,27 +43,19 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = cli.parser("training.evaluate", __doc__)
-    parser.add_argument(
-        "--checkpoint", type=cli.checkpoint_path, required=True, metavar="FOLDER", help="model to evaluate"
-    )
-    parser.add_argument(
-        "--data", type=cli.input_path, nargs="+", default=[], metavar="FILE|PREFIX", help="texts or datasets"
-    )
-    parser.add_argument("--part", choices=("all", "train", "valid", "test"), default="all", help="part of a dataset")
-    parser.add_argument(
-        "--split", metavar="A,B,C", help="shares that define the parts (default: the checkpoint's train.split)"
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=cli.positive_int,
-        metavar="N",
-        help="evaluate at most N tokens, in windows evenly spaced over the data (default: all)",
-    )
-    parser.add_argument("--batch", type=cli.positive_int, metavar="N", help="windows per forward pass (default 8)")
-    parser.add_argument("--tasks", nargs="+", default=[], metavar="NAME", help="tasks of lm-evaluation-harness")
-    parser.add_argument("--task-dir", type=cli.input_path, metavar="DIR", help="folder with YAML files of more tasks")
-    parser.add_argument("--max-samples", type=cli.positive_int, metavar="N", help="samples of each task (default: all)")
-    parser.add_argument("--output", type=cli.output_file, metavar="FILE.json", help="also write the result as JSON")
+    add = parser.add_argument
+    add("--checkpoint", type=cli.checkpoint_path, required=True, metavar="FOLDER", help="model to evaluate")
+    add("--data", type=cli.input_path, nargs="+", default=[], metavar="FILE|PREFIX", help="texts or datasets")
+    add("--part", choices=("all", "train", "valid", "test"), default="all", help="part of a dataset")
+    shares = "shares that define the parts (default: the checkpoint's train.split)"
+    add("--split", metavar="A,B,C", help=shares)
+    most = "evaluate at most N tokens, in windows evenly spaced over the data (default: all)"
+    add("--max-tokens", type=cli.positive_int, metavar="N", help=most)
+    add("--batch", type=cli.positive_int, metavar="N", help="windows per forward pass (default 8)")
+    add("--tasks", nargs="+", default=[], metavar="NAME", help="tasks of lm-evaluation-harness")
+    add("--task-dir", type=cli.input_path, metavar="DIR", help="folder with YAML files of more tasks")
+    add("--max-samples", type=cli.positive_int, metavar="N", help="samples of each task (default: all)")
+    add("--output", type=cli.output_file, metavar="FILE.json", help="also write the result as JSON")
     arguments = parser.parse_args(argv)
     checkpoint, paths = arguments.checkpoint, arguments.data
     _check_data(arguments)
@@ -81,7 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.output is not None:
         write_json(arguments.output, result)
         if arguments.output.is_file():  # not a pipe
-            write_card(arguments.output.with_suffix(f".{NAME}"), inputs=_card_inputs(checkpoint, paths))
+            inputs = [checkpoint, checkpoint / "training.json"]  # which has the hashes of a merged folder
+            for path in paths:
+                inputs += [suffixed(path, ".bin"), suffixed(path, ".idx")] if is_dataset(path) else [path]
+            write_card(arguments.output.with_suffix(f".{NAME}"), inputs=inputs)
     return 0
 
 
@@ -131,15 +130,6 @@ def _check_data(arguments: argparse.Namespace) -> None:
             raise InputError(f"{path}: --part {part} needs a dataset, this is one file of text")
 
 
-def _card_inputs(checkpoint: Path, paths: Sequence[Path]) -> Iterator[Path]:
-    """The input files, for the run card of the result."""
-    from corpus.index import suffixed
-
-    yield from (checkpoint, checkpoint / "training.json")  # which has the hashes of a merged folder
-    for path in paths:
-        yield from (suffixed(path, ".bin"), suffixed(path, ".idx")) if is_dataset(path) else (path,)
-
-
 def _losses(
     arguments: argparse.Namespace,
     model: "GPT2",
@@ -147,9 +137,9 @@ def _losses(
     split: str | None,
     rules: dict[str, bool],
 ) -> dict[str, Any]:
-    """Print and return the loss on all data; if there are several datasets, each one's result is under `each`.
+    """Print and return the loss on all data; `each` has that of each dataset, if there are several.
 
-    `rules` are fields of a BatchForm.
+    `rules`, by name, are fields of a BatchForm.
     """
     from training.dataset.batches import BatchForm
     from training.dataset.corpus import Corpus, Samples, split_documents
@@ -171,19 +161,20 @@ def _losses(
             documents = split_documents(split, corpus.documents, path, "--split")[part]
         datasets.append(Samples(corpus, documents, model.settings.seq_len))
     share = (arguments.max_tokens or math.inf) / max(1, sum(samples.tokens for samples in datasets))
-    results = []
+    results: list[tuple[Path, dict[str, Any]]] = []
     for path, samples in zip(paths, datasets, strict=True):
         form = BatchForm(samples.corpus.end_of_text, **rules)
-        found = evaluate(model, samples, byte_lengths, share, arguments.batch or BATCH, form)
-        if found is None and part == "all":
+        result = evaluate(model, samples, byte_lengths, share, arguments.batch or BATCH, form)
+        if result is None and part == "all":
             raise InputError(f"{path}: fewer than two tokens to evaluate; choose another file")
-        print(f"{path} ({part}): {summary(found, part) if found else 'no targets, so no loss'}")
-        results += [(path, found)] if found else []
+        print(f"{path} ({part}): {summary(result, part) if result else 'no targets, so no loss'}")
+        if result:
+            results.append((path, result))
     if len(results) < 2:
         return results[0][1] if results else {}
-    result = combine([found for _, found in results])
-    print(f"all: {summary(result, part)}")
-    return {**result, "each": {str(path): found for path, found in results}}
+    total = combine([result for _, result in results])
+    print(f"all: {summary(total, part)}")
+    return {**total, "each": {str(path): result for path, result in results}}
 
 
 if __name__ == "__main__":

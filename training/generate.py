@@ -1,27 +1,32 @@
 """Continue texts with a trained model.
 
-    python -m training.generate --checkpoint results/demo/merged/tiny --prompt "The list of" --max-tokens 64
-    python -m training.generate --checkpoint results/demo/models/tiny --prompt "The list of" --samples 3
-    python -m training.generate --checkpoint results/demo/merged/tiny --prompts prompts.txt --output continued.jsonl
-    python -m training.generate --checkpoint results/demo/merged/tiny --prompt "Q: What is it?" --stop "Q:" --json
+    python -m training.generate --checkpoint results/demo/merged/tiny --prompt "The list of"
+    python -m training.generate --checkpoint results/demo/models/tiny --prompt "The" --samples 3
+    python -m training.generate --checkpoint results/demo/merged/tiny --prompts prompts.txt
+    python -m training.generate --checkpoint results/demo/merged/tiny --prompt "Q: Who?" --json
     python -m training.generate --checkpoint results/demo/models/tiny --temperature 0
-    python -m training.generate --checkpoint results/demo/merged/tiny --prompt "The list of" --sources
+    python -m training.generate --checkpoint results/demo/merged/tiny --prompt "The" --sources
 
---checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint), one iter_* folder, or MODEL/best
-(`train.keep_best`). --prompts is a file with one prompt per line, or, as .jsonl, one object with a "prompt" per line;
-each result is that object with its "text", as a line of JSON, which --json also gives for --prompt. Without --prompt
-and --prompts the command reads prompts from the terminal, one per line, until `stop` or the end of the input. The same
-seed gives the same text, whatever the other prompts are; each typed prompt gets a new seed, which is printed, unless
---seed is given. --samples N continues each prompt N times, with the seeds S, S + 1, …; lines of JSON then have "sample"
-and "seed". A text ends early at end-of-text, or before the first --stop text after the prompt. On a terminal the text
-of a prompt, or the first of its samples, appears as it is generated.
+--checkpoint is a Hugging Face folder, a model folder (its newest complete checkpoint), one iter_*
+folder, or MODEL/best (`train.keep_best`). --prompts is a file with one prompt per line, or, as
+.jsonl, one object with a "prompt" per line; each result is that object with its "text", as a line
+of JSON, which --json also gives for --prompt. Without --prompt and --prompts the command reads
+prompts from the terminal, one per line, until `stop` or the end of the input.
 
---sources lists the longest spans of each text, prompt excluded, that stand verbatim in the training data, 8 tokens or
-more, each with its document and the first iteration that read it, and the share of 8-grams that do. It needs the data,
-and the model's folder: that of the run for RUN/merged/NAME, else MODEL. The first question about a dataset writes
-PREFIX.ngrams, .4 of the size of a PREFIX.bin of 2-byte tokens.
+The same seed gives the same text, whatever the other prompts are. Each typed prompt gets a new
+seed, which is printed, unless --seed is given. --samples N continues each prompt N times, with the
+seeds S, S + 1, …; lines of JSON then have "sample" and "seed". A text ends at end-of-text, or
+before the first --stop text after the prompt. A terminal shows the text of a prompt, or the first
+of its samples, as it is generated.
+
+--sources lists the longest spans of each text, prompt excluded, that stand verbatim in the training
+data, 8 tokens or more, each with its document and the first iteration that read it, and the share
+of 8-grams that do. It needs the data, and the model's folder: that of the run for RUN/merged/NAME,
+else MODEL. The first question about a dataset writes PREFIX.ngrams, .4 of the size of a PREFIX.bin
+of 2-byte tokens.
 """
 
+import argparse
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -37,76 +42,95 @@ from common.files import Document, document_writer, read_lines, read_object, wri
 from common.settings import GenerateSettings
 from common.settings.training import DOCUMENT_RULES
 
-_NO_TEXT = "(no text: the model's data were made with a vocabulary that is not known)"
+_NO_TEXT = "(no text: the model's data were made with a vocabulary that is not known)\n"
 
 Generate = Callable[..., Iterator[tuple[str, dict[str, Any]]]]
-"""(prompts, options, `Show`) -> texts, with their sources if requested; a prompt's samples are consecutive."""
+"""(prompts, options, `Show`) -> the texts, prompt by prompt, each with its sources if requested."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    options, samples, output = _options(arguments), arguments.samples, arguments.output
+    typed = arguments.prompt is None and arguments.prompts is None
+    if samples > 1 and options.temperature == 0:
+        raise InputError(f"--samples {samples}: with --temperature 0 all texts of a prompt are the same")
+    for flag, given in (("--output", output is not None), ("--json", arguments.json)):
+        if typed and given:
+            raise InputError(f"{flag} needs --prompt or --prompts: typed prompts are answered on the terminal")
+    records = [{"prompt": arguments.prompt}]
+    if arguments.prompts is not None:
+        records = read_prompts(arguments.prompts)
+    texts = _load(arguments)
+    if texts is None:
+        print(_NO_TEXT, end="")
+        if output is not None:
+            write_text(output, _NO_TEXT)
+    elif typed:
+        _answer_typed(texts, options, samples, new_seeds=arguments.seed is None)
+    elif arguments.json or arguments.prompts is not None:
+        _answer_records(texts, records, options, samples, output)
+    else:
+        _answer_prompt(texts, arguments.prompt, options, samples, output)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     defaults = GenerateSettings()
     parser = cli.parser("training.generate", __doc__)
-    parser.add_argument("--checkpoint", type=cli.checkpoint_path, required=True, metavar="FOLDER", help="model to use")
+    add = parser.add_argument
+    add("--checkpoint", type=cli.checkpoint_path, required=True, metavar="FOLDER", help="model to use")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="text to continue; leave out to type prompts")
     source.add_argument(
         "--prompts", type=cli.input_path, metavar="FILE", help="texts to continue, one per line; - for stdin"
     )
-    parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens, metavar="N")
-    parser.add_argument("--temperature", type=float, default=defaults.temperature, metavar="T", help="0 is greedy")
-    parser.add_argument("--top-k", type=int, default=defaults.top_k, metavar="K", help="0 for all")
-    parser.add_argument("--top-p", type=float, default=defaults.top_p, metavar="P")
-    parser.add_argument(
-        "--repetition-penalty",
-        type=float,
-        default=defaults.repetition_penalty,
-        metavar="R",
-        help="above 1: lower the logits of tokens that are in the text already",
-    )
+    add("--max-tokens", type=int, default=defaults.max_tokens, metavar="N")
+    add("--temperature", type=float, default=defaults.temperature, metavar="T", help="0 is greedy")
+    add("--top-k", type=int, default=defaults.top_k, metavar="K", help="0 for all")
+    add("--top-p", type=float, default=defaults.top_p, metavar="P")
+    lower = "above 1: lower the logits of tokens that are in the text already"
+    add("--repetition-penalty", type=float, default=defaults.repetition_penalty, metavar="R", help=lower)
     ends = "end a text before the first TEXT after the prompt; repeat it for several"
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=ends)
-    parser.add_argument(
-        "--seed", type=int, metavar="S", help=f"default {defaults.seed}; for typed prompts a new one each"
-    )
-    parser.add_argument("--samples", type=cli.positive_int, default=1, metavar="N", help="texts per prompt")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON per text")
-    parser.add_argument("--output", type=cli.output_file, metavar="FILE", help="also write the results to a file")
+    add("--stop", action="append", default=[], metavar="TEXT", help=ends)
+    add("--seed", type=int, metavar="S", help=f"default {defaults.seed}; for typed prompts a new one each")
+    add("--samples", type=cli.positive_int, default=1, metavar="N", help="texts per prompt")
+    add("--json", action="store_true", help="print a line of JSON per text")
+    add("--output", type=cli.output_file, metavar="FILE", help="also write the results to a file")
     shown = "show what stands verbatim in the training data of the model, or of MODEL"
-    parser.add_argument("--sources", type=cli.input_path, nargs="?", const=Path(), metavar="MODEL", help=shown)
-    parser.add_argument(
-        "--allow-no-tokenizer", action="store_true", help="print a line instead of failing if the model has none"
-    )
-    arguments = parser.parse_args(argv)
-    typed = arguments.prompt is None and arguments.prompts is None
-    options = _options({**vars(arguments), "seed": defaults.seed if arguments.seed is None else arguments.seed})
-    samples, output = arguments.samples, arguments.output
-    if samples > 1 and options.temperature == 0:
-        raise InputError(f"--samples {samples}: with --temperature 0 all texts of a prompt are the same")
-    if typed and output is not None:
-        raise InputError("--output needs --prompt or --prompts: typed prompts are answered on the terminal")
-    if typed and arguments.json:
-        raise InputError("--json needs --prompt or --prompts: typed prompts are answered on the terminal")
-    records = [{"prompt": arguments.prompt}] if arguments.json else []
-    if arguments.prompts is not None:
-        records = read_prompts(arguments.prompts)
+    add("--sources", type=cli.input_path, nargs="?", const=Path(), metavar="MODEL", help=shown)
+    missing = "print a line instead of failing if the model has none"
+    add("--allow-no-tokenizer", action="store_true", help=missing)
+    return parser
 
+
+def _options(arguments: argparse.Namespace) -> GenerateSettings:
+    from pydantic import ValidationError
+
+    names = ("max_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    try:
+        return GenerateSettings.model_validate(given)
+    except ValidationError as errors:
+        error = errors.errors()[0]
+        flag = "--" + str(error["loc"][0]).replace("_", "-")
+        raise InputError(f"{flag} {error['input']}: {error['msg']}") from None
+
+
+def _load(arguments: argparse.Namespace) -> Generate | None:
+    """Load the model; None if it has no tokenizer and --allow-no-tokenizer is given."""
     from training.inference.load import load_model, origin_of, require_tokenizer
     from training.inference.sampling import generate
 
-    sources = None
+    checkpoint, samples, sources = arguments.checkpoint, arguments.samples, None
     if arguments.sources is not None:  # before the model is loaded: both take memory
         from training.sources import open_sources
 
-        sources = open_sources(arguments.checkpoint, arguments.sources)
-    model, tokenizer = load_model(arguments.checkpoint)
-    if tokenizer is None and arguments.allow_no_tokenizer:
-        print(_NO_TEXT)
-        if output is not None:
-            write_text(output, f"{_NO_TEXT}\n")
-        return 0
-    tokenizer = require_tokenizer(tokenizer, arguments.checkpoint)
-    origin = origin_of(arguments.checkpoint)
+        sources = open_sources(checkpoint, arguments.sources)
+    model, known = load_model(checkpoint)
+    if known is None and arguments.allow_no_tokenizer:
+        return None
+    tokenizer, origin = require_tokenizer(known, checkpoint), origin_of(checkpoint)
     needs_prompt = all(getattr(origin, rule) for rule in DOCUMENT_RULES)
 
     def texts(
@@ -115,30 +139,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if needs_prompt and not all(prompts):
             note("without a prompt a text begins after end-of-text, which eod_mask_loss kept from being learnt")
         begins = (prompt for prompt in prompts for _ in range(samples))
-        found = zip(generate(model, tokenizer, prompts, options, samples, show), begins, strict=True)
-        return ((text, sources.of(text.removeprefix(prompt)) if sources else {}) for text, prompt in found)
+        pairs = zip(generate(model, tokenizer, prompts, options, samples, show), begins, strict=True)
+        return ((text, sources.of(text.removeprefix(prompt)) if sources else {}) for text, prompt in pairs)
 
-    if typed:
-        _answer_typed(texts, options, samples, new_seeds=arguments.seed is None)
-    elif records:
-        _answer_records(texts, records, options, samples, output)
-    else:
-        printed = _print_texts(texts, arguments.prompt, options, samples)
-        if output is not None:
-            write_text(output, printed)
-    return 0
+    return texts
 
 
-def _options(given: dict[str, object]) -> GenerateSettings:
-    from pydantic import ValidationError
-
-    names = ("max_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed")
-    try:
-        return GenerateSettings.model_validate({name: given[name] for name in names})
-    except ValidationError as errors:
-        error = errors.errors()[0]
-        flag = "--" + str(error["loc"][0]).replace("_", "-")
-        raise InputError(f"{flag} {error['input']}: {error['msg']}") from None
+# ------------------------------------------------------------------- one function per mode
 
 
 def _answer_records(
@@ -148,9 +155,9 @@ def _answer_records(
     from training.inference.sampling import sample_seed
 
     numbered = ((record, sample) for record in records for sample in range(samples))
-    found = texts([record["prompt"] for record in records], options)
+    answers = texts([record["prompt"] for record in records], options)
     with document_writer(output) as write:
-        for (record, sample), (text, sources) in zip(numbered, found, strict=True):
+        for (record, sample), (text, sources) in zip(numbered, answers, strict=True):
             number = {"sample": sample + 1, "seed": sample_seed(options, sample)} if samples > 1 else {}
             result = {**record, **number, "text": text, **sources}
             print(orjson.dumps(result).decode(), flush=True)
@@ -158,7 +165,7 @@ def _answer_records(
 
 
 def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, new_seeds: bool) -> None:
-    """Read prompts from stdin until `stop` or its end; with `new_seeds` choose and print a seed for each."""
+    """Answer prompts from stdin until `stop` or its end; `new_seeds`: print a new seed for each."""
     while True:
         print("prompt> ", end="", flush=True)
         line = sys.stdin.readline()
@@ -167,17 +174,19 @@ def _answer_typed(texts: Generate, options: GenerateSettings, samples: int, *, n
         if new_seeds:
             options = options.model_copy(update={"seed": secrets.randbelow(2**32)})
         try:
-            _print_texts(texts, line.rstrip("\n"), options, samples)
+            _answer_prompt(texts, line.rstrip("\n"), options, samples)
             if new_seeds:
                 print(f"(seed {options.seed})", flush=True)
         except InputError as error:  # the next prompt may be fine
             fail(error)
 
 
-def _print_texts(texts: Generate, prompt: str, options: GenerateSettings, samples: int) -> str:
-    """Print the texts of one prompt, each above its sources, and return all that was printed.
+def _answer_prompt(
+    texts: Generate, prompt: str, options: GenerateSettings, samples: int, output: Path | None = None
+) -> None:
+    """Print the texts of one prompt, each above its sources, and write all of it to `output`.
 
-    Several have a line above each with its number and seed. On a terminal the first one is streamed.
+    Several have a line above each with its number and seed. On a terminal the first is streamed.
     """
     from training.inference.sampling import sample_seed
 
@@ -193,24 +202,25 @@ def _print_texts(texts: Generate, prompt: str, options: GenerateSettings, sample
         write(text[shown:])
         shown = len(text)
 
-    found = texts([prompt], options, show if sys.stdout.isatty() else None)
+    answers = texts([prompt], options, show if sys.stdout.isatty() else None)
     for sample in range(samples):
         if samples > 1:
             write(f"--- sample {sample + 1}, seed {sample_seed(options, sample)}\n")
-        text, sources = next(found)
+        text, sources = next(answers)
         write("\n".join([text[shown:], *source_lines(sources), ""]))
         shown = 0
-    return "".join(printed)
+    if output is not None:
+        write_text(output, "".join(printed))
 
 
-def source_lines(found: dict[str, Any]) -> list[str]:
-    """Lines on the result of `Sources.of`: the share of 8-grams, and one per span; none for an empty dict."""
-    if not found:
+def source_lines(sources: dict[str, Any]) -> list[str]:
+    """The result of `Sources.of` as lines: the share of 8-grams, then the spans; none if empty."""
+    if not sources:
         return []
-    grams, verbatim = found["eight_grams"], found["verbatim"]
+    grams, verbatim = sources["eight_grams"], sources["verbatim"]
     share = f"{verbatim:,} of {grams:,} 8-grams stand in the training data ({verbatim / max(1, grams):.1%})"
     lines = [f"--- sources: {share}"]
-    for span in found["sources"]:
+    for span in sources["sources"]:
         read = f"first read in iteration {span['iteration']:,}" if span["iteration"] else "not read yet"
         if 0 < span["tokens_read"] < span["tokens"]:
             read += f" ({span['tokens_read']} of its tokens)"
@@ -223,7 +233,7 @@ def source_lines(found: dict[str, Any]) -> list[str]:
 
 
 def read_prompts(path: Path) -> list[Document]:
-    """The prompts in a file as `{"prompt": text}`: one object per line of a .jsonl file, or any other file's lines.
+    """The prompts in a file, `{"prompt": text}`: objects of a .jsonl file, or lines of any other.
 
     Raises InputError if the file is empty or a line is not a prompt.
     """

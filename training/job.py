@@ -1,9 +1,4 @@
-"""One training job, from its start to its last checkpoint. Every process of the job runs this.
-
-    finished = run_training(plan, folder, world, settings_text)
-
-It locks the model folder, builds the model, loads the newest checkpoint and runs the training loop.
-"""
+"""One training job, from its start to its last checkpoint; every process of the job runs this."""
 
 import math
 import time
@@ -46,10 +41,10 @@ _LONGEST = 28 * 24 * 3600  # seconds of a run on CPUs; a busy machine may seem s
 
 
 def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
-    """Train the model of `folder` from its newest checkpoint or from the start; returns whether it is finished.
+    """Train the model of `folder` from its newest checkpoint or the start; True once finished.
 
-    If asked to stop early, it saves a checkpoint first; the next start resumes from it. The plan is printed and written
-    to plan.json, and `settings` to settings.yaml, unless the model is finished already.
+    If asked to stop early, it saves a checkpoint; the next start resumes from it. The plan is
+    printed and written to plan.json, and `settings` to settings.yaml, unless the model is finished.
     """
     experiment, train, data, on_rank0 = plan.experiment, plan.experiment.train, plan.data, world.rank == 0
     newest = checkpoint.newest(folder)
@@ -82,9 +77,7 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
         with (
             Stop(folder, lock) as stop,  # before it, a signal ends the process at once
             CheckpointWriter(saved, session.parameters, session.optimizer) as writer,
-            MetricsLogger(
-                folder, experiment, world, session.timers, boards, progress, plan.attention, lock.is_held
-            ) as logger,
+            MetricsLogger(folder, session, boards, progress, plan.attention, lock.is_held) as logger,
             Profile(folder, train, world) as profile,
             collected_together() as collect,
         ):
@@ -106,7 +99,7 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
 
 
 def _write_start(folder: Path, newest: Manifest | None, plan: Plan, world: World, settings: str) -> None:
-    """Print the plan and what changed since the newest checkpoint; write plan.json, settings.yaml and run.json."""
+    """Print the plan and changed settings; write plan.json, settings.yaml and run.json."""
     experiment = plan.experiment
     start = newest.progress if newest is not None else Progress(0, 0)
     if newest is not None:
@@ -146,10 +139,10 @@ def _load(session: Session, newest: Manifest | None, plan: Plan) -> Progress:
 
 
 def _check_speed(session: Session, data: Blend, name: str) -> None:
-    """Raise ConfigError if a run on CPUs would take months by the best of three timed passes (a collective call).
+    """Raise ConfigError if a run on CPUs would take months (a collective call).
 
-    A pass is one micro-batch forward and backward, or what a pipeline runs at once. It changes no number of the run:
-    each step seeds its random streams and drops old gradients.
+    Times three passes: each is one micro-batch forward and backward, or all that a pipeline runs at
+    once. No number of the run changes: each step seeds its streams and drops old gradients.
     """
     experiment = session.experiment
     with closing(step_batches(session, data, 0)) as batches:
@@ -188,7 +181,7 @@ def _write_done(folder: Path, last: Manifest, train: TrainSettings) -> None:
 
 
 def _last_value(curve: Path, column: str) -> float | None:
-    """The last value of a curve; None if the file is missing or damaged, which does not make a run unfinished."""
+    """The last value of a curve; None if the file is missing or damaged: the run is done anyway."""
     try:
         return float(read_rows(curve)[-1][column])
     except (LookupError, ValueError, TypeError, InputError):

@@ -1,13 +1,12 @@
-"""The training loss: head and cross-entropy in one call, on one device or with the vocabulary split over ranks.
+"""The training loss: head and cross-entropy in one call, with a whole or a split vocabulary.
 
     head = LossHead(vocab_size=50257)
-    loss = head(x, wte.weight, targets, factor)  # (B, T, C), (V, C), (B, T), (B,) -> float32 nats times factor, ()
-    loss.backward()
+    head(x, wte.weight, targets, factor).backward()
 
-The logits are the largest tensor of a step: 1.6 GB in bfloat16 at 16 x 1,024 tokens and 50,304 rows. They are read once
-and replaced by their gradient in the forward pass, which also computes the gradients of the input and of the weight:
-nothing of the size of the logits waits for the backward pass, and no float32 copy of them ever exists. `chunks` above 1
-never holds more than that part of them.
+The logits are the largest tensor of a step: 1.6 GB in bfloat16 at 16 x 1,024 tokens and 50,304
+rows. They are read once and replaced by their gradient in the forward pass, which also computes the
+gradients of the input and of the weight. So nothing of their size waits for the backward pass, and
+no float32 copy of them ever exists. With `chunks` above 1, only one of that many parts does.
 """
 
 from collections.abc import Iterator
@@ -24,20 +23,16 @@ from training.parallel.sizes import EAGER_ELEMENTS
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
 
-IGNORED = -100
-"""Marks a target without a loss."""
+IGNORED = -100  # marks a target without a loss
 _LOWEST = torch.finfo(torch.float32).min  # finite, so that it can be subtracted
 
 
 class Vocabulary(NamedTuple):
     """The rows of the token embedding that a rank holds; rows after the true ones are padding."""
 
-    first: int
-    """The first row's id."""
-    rows: int
-    """How many of the local rows are true ones."""
-    group: "GroupName | None" = None
-    """The process group over which the vocabulary is split; None: it is whole."""
+    first: int  # id of the first row
+    rows: int  # how many of the local rows are true ones
+    group: "GroupName | None" = None  # over which the vocabulary is split; None: it is whole
 
 
 class LossHead(nn.Module):
@@ -54,7 +49,7 @@ class LossHead(nn.Module):
         self.register_buffer("rounded", None, persistent=False)
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor, factor: Tensor | None = None) -> Tensor:
-        """(B, T, C), (V, C), (B, T), (B,) -> the sum of nats times each sample's factor, default 1: float32, ().
+        """(B, T, C), (V, C), (B, T), (B,) -> nats times each sample's factor, summed: float32, ().
 
         Its gradients exist already: it can be differentiated with gradient 1 and no other.
         """
@@ -72,25 +67,24 @@ class LossHead(nn.Module):
         return x, weight
 
     def target_losses(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """The inputs of `forward` -> nats of each target, 0 where it is IGNORED: float32, (B * T,)."""
+        """(B, T, C), (V, C), (B, T) -> nats per target, 0 where IGNORED: float32, (B * T,)."""
         x, weight = self.local(x, weight)
         matrix = _rounded(weight, self.rounded, x)
         parts = zip(x.flatten(0, 1).chunk(self.chunks), targets.flatten().chunk(self.chunks), strict=True)
         return torch.cat([_losses(F.linear(part, matrix), wanted, self.vocabulary)[0] for part, wanted in parts])
 
     def logits_at(self, position: int, x: Tensor, weight: Tensor) -> Tensor:
-        """Logits after one position of the first sample, over this rank's true rows: (B, T, C), (V, C) -> (V,)."""
+        """Logits at a position of the first sample, true rows only: (B, T, C), (V, C) -> (V,)."""
         x, weight = self.local(x, weight)
         return F.linear(x[0, position], _rounded(weight, self.rounded, x))[: self.vocabulary.rows]
 
 
 def _rounded(weight: Tensor, rounded: Tensor | None, x: Tensor) -> Tensor:
-    """The weight in the type of x."""
     return weight.to(x.dtype) if rounded is None else rounded
 
 
 class _Loss(torch.autograd.Function):
-    """(V, C) twice, (N, C), (N,), (N,) -> (): the loss; its gradients are computed in the forward pass."""
+    """(V, C) twice, (N, C), (N,), (N,) -> (): the loss; the forward pass computes its gradients."""
 
     @staticmethod
     def forward(
@@ -129,9 +123,9 @@ class _Loss(torch.autograd.Function):
 
 
 def _losses(logits: Tensor, targets: Tensor, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
-    """(N, V), (N,) -> the loss of each target, 0 where it is IGNORED, and log(sum(exp(logits))): float32 (N,) twice."""
-    found = [_statistics(logits[rows], targets[rows], vocabulary) for rows in _parts(logits)]
-    largest, total, hit = torch.cat(found).unbind(dim=1)
+    """(N, V), (N,) -> loss per target (0: IGNORED), log(sum(exp(logits))): float32, (N,) each."""
+    statistics = [_statistics(logits[rows], targets[rows], vocabulary) for rows in _parts(logits)]
+    largest, total, hit = torch.cat(statistics).unbind(dim=1)
     if vocabulary.group:
         overall = all_reduce(largest, "max", vocabulary.group)
         total, hit = all_reduce(torch.stack([total * (largest - overall).exp(), hit]), "sum", vocabulary.group).unbind()
@@ -141,7 +135,7 @@ def _losses(logits: Tensor, targets: Tensor, vocabulary: Vocabulary) -> tuple[Te
 
 
 def _statistics(logits: Tensor, targets: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """(N, V), (N,) -> (N, 3) float32: max, sum of exp(logit - max), and the target's logit, 0 if it is elsewhere."""
+    """(N, V), (N,) -> (N, 3) float32: max, sum of exp(logit - max), target's logit (else 0)."""
     column = torch.arange(logits.shape[1], device=logits.device)
     values = logits.float().masked_fill(column >= vocabulary.rows, _LOWEST)
     largest = values.amax(1, keepdim=True)
@@ -153,25 +147,25 @@ def _statistics(logits: Tensor, targets: Tensor, vocabulary: Vocabulary) -> Tens
 
 
 def _gradient(logits: Tensor, targets: Tensor, log_sum_exp: Tensor, factor: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """(N, V), (N,) three times -> (exp(logit - log_sum_exp) - [is target]) * factor in place of the logits, (N, V).
+    """(N, V), (N,) three times -> the gradient in place of the logits, (N, V).
 
-    0 in padding columns, and in rows whose target is IGNORED.
+    (exp(logit - log_sum_exp) - [is target]) * factor; 0 in padding columns and IGNORED rows.
     """
     column = torch.arange(logits.shape[1], device=logits.device)
     counted = factor.masked_fill(targets == IGNORED, 0.0)
     for rows in _parts(logits):
-        found = logits[rows].float().sub_(log_sum_exp[rows, None]).exp_()
-        found.add_(column == (targets[rows] - vocabulary.first)[:, None], alpha=-1)
-        found.mul_(counted[rows, None]).masked_fill_(column >= vocabulary.rows, 0.0)
+        gradient = logits[rows].float().sub_(log_sum_exp[rows, None]).exp_()
+        gradient.add_(column == (targets[rows] - vocabulary.first)[:, None], alpha=-1)
+        gradient.mul_(counted[rows, None]).masked_fill_(column >= vocabulary.rows, 0.0)
         if torch.compiler.is_compiling():
-            return found.to(logits.dtype)  # the compiler puts it where the logits are
-        if found.dtype != logits.dtype:  # otherwise they are the same memory
-            logits[rows] = found
+            return gradient.to(logits.dtype)  # the compiler puts it where the logits are
+        if gradient.dtype != logits.dtype:  # otherwise they are the same memory
+            logits[rows] = gradient
     return logits
 
 
 def _parts(logits: Tensor) -> Iterator[slice]:
-    """Slices of rows: all of them for a compiler, which fuses everything; in eager mode of EAGER_ELEMENTS."""
+    """Slices of rows: all for a compiler, which fuses everything; else of EAGER_ELEMENTS each."""
     size = len(logits)
     if not torch.compiler.is_compiling():
         size = max(1, EAGER_ELEMENTS[logits.device.type] // logits.shape[1])

@@ -1,13 +1,13 @@
-"""GPT-2 in one file, for one device; `training.parallel` applies every parallel layout from outside.
+"""GPT-2 in one file, for one device; `training.parallel` applies every layout from outside.
 
-The network of Radford et al. 2019 (pre-norm blocks, learned positions, tied head), with Hugging Face's parameter names
-(`wte`, `wpe`, `h.0.ln_1`, `h.0.attn.c_attn`, …). One layout is ours: c_attn's rows are ordered [head, (q, k, v), dim],
-so that a split of the rows never cuts a head.
+The network of Radford et al. 2019 (pre-norm blocks, learned positions, tied head), with Hugging
+Face's parameter names (`wte`, `wpe`, `h.0.ln_1`, `h.0.attn.c_attn`, …). One layout is ours:
+c_attn's rows are ordered [head, (q, k, v), dim], so that a split of the rows never cuts a head.
 
-Parameters are float32. The embedding rounds to `GPT2.dtype`, and every layer computes in the type of its input; weights
-are cast where they are used, which costs nothing if they have that type already, or if `rounded` is a copy that has it.
+Parameters are float32. The embedding rounds to `GPT2.dtype`, and every layer computes in the type
+of its input. Weights are cast where they are used, unless `rounded` is a copy of that type.
 
-Shapes: B samples, T tokens, C channels (n_embd), nh heads, hs head size, V vocabulary, K documents per sample.
+B samples, T tokens, C channels (n_embd), nh heads, hs head size, V vocabulary, K documents/sample.
 """
 
 import math
@@ -27,10 +27,15 @@ from training.tensors import leaf_of
 INIT_STD = 0.02  # of every matrix; the two projections into the residual stream get INIT_STD / sqrt(2 * n_layer)
 
 
-class Linear(nn.Linear):
+class Module(nn.Module):
+    """A module that returns a tensor; nn.Module declares Any."""
+
+    __call__: Callable[..., Tensor]
+
+
+class Linear(nn.Linear, Module):
     """A matrix product in the type of its input."""
 
-    __call__: Callable[..., Tensor]  # nn.Module declares Any
     rounded: Tensor | None
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -43,7 +48,7 @@ class Linear(nn.Linear):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalisation in the type of its input, with float32 statistics; PyTorch's default eps is GPT-2's, 1e-5."""
+    """Normalisation in its input's type, with float32 statistics; the default eps is GPT-2's."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, C) -> (…, C)."""
@@ -73,7 +78,7 @@ class HeadsLinear(Linear):
 
 
 class AttentionCore(nn.Module):
-    """softmax(q k^T / sqrt(hs)) v with a causal mask, or within documents, and dropout on the weights."""
+    """softmax(q k^T / sqrt(hs)) v, causal or within documents, with dropout on the weights."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -100,10 +105,8 @@ class Attention(nn.Module):
         return self.c_proj(y)
 
 
-class MLP(nn.Module):
+class MLP(Module):
     """Four times wider, GELU, and back."""
-
-    __call__: Callable[..., Tensor]  # nn.Module declares Any
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -115,10 +118,8 @@ class MLP(nn.Module):
         return self.c_proj(self.c_fc(x))
 
 
-class Block(nn.Module):
+class Block(Module):
     """One pre-norm transformer layer."""
-
-    __call__: Callable[..., Tensor]  # nn.Module declares Any
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -135,10 +136,8 @@ class Block(nn.Module):
         return x
 
 
-class Head(nn.Module):
+class Head(Module):
     """Logits; the weight is an argument because it is the token embedding's (tied)."""
-
-    __call__: Callable[..., Tensor]  # nn.Module declares Any
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """(B, T, C), (V, C) -> (B, T, V)."""
@@ -183,7 +182,7 @@ class GPT2(nn.Module):
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in nats, float32, summed over the targets that are not IGNORED: (B, T, V), (B, T) -> ()."""
+    """Summed cross-entropy in nats over unignored targets: (B, T, V), (B, T) -> float32, ()."""
     # (B, T, V), (B, T) -> (B * T, V), (B * T,)
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
@@ -191,9 +190,9 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def initial_value(name: str, shape: torch.Size, settings: ModelSettings, seed: int) -> Tensor:
     """The initial value of one parameter: a pure function of its name, its shape and the seed.
 
-    Each parameter has its own generator, so that its value depends neither on the layout nor on which other parameters
-    a process builds. GPT-2's recipe: N(0, 0.02), residual projections scaled down by sqrt(2 * n_layer), biases 0,
-    LayerNorm weights 1.
+    Each parameter has its own generator, so that its value depends neither on the layout nor on
+    which other parameters a process builds. GPT-2's recipe: N(0, 0.02), residual projections scaled
+    down by sqrt(2 * n_layer), biases 0, LayerNorm weights 1.
     """
     if name.endswith("bias"):
         return torch.zeros(shape)

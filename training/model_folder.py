@@ -1,4 +1,4 @@
-"""The checkpoints and marks in a model folder. Imports no torch, so that a plan need not wait for it."""
+"""The checkpoints and marks in a model folder. Imports no torch: a plan does not wait for it."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def stop_file(model_folder: Path) -> Path:
 
 
 def stopped_mark(model_folder: Path) -> Path:
-    """The file that says that a person stopped the last run; the next start removes it."""
+    """The file that marks a run that a person stopped; the next start removes it."""
     return model_folder / "stopped"
 
 
@@ -40,12 +40,12 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def checkpoint_folders(model_folder: Path) -> list[Path]:
-    """The checkpoints in a model folder, newest first, usable or not. Empty folders are ignored.
+    """The checkpoints in a model folder, newest first, usable or not; without empty folders.
 
-    A save renames its folder once everything is on disk, so a killed save leaves no folder of such a name.
+    A killed save leaves no such folder: a save renames its folder when everything is on disk.
     """
-    found = [path for path in model_folder.glob("iter_*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted((path for path in found if any(path.iterdir())), key=iteration_of, reverse=True)
+    folders = [path for path in model_folder.glob("iter_*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted((path for path in folders if any(path.iterdir())), key=iteration_of, reverse=True)
 
 
 def newest_iteration(model_folder: Path) -> int:
@@ -54,9 +54,9 @@ def newest_iteration(model_folder: Path) -> int:
 
 
 def is_finished(settings: Settings, name: str) -> bool:
-    """Whether a model has been trained to its last iteration, or until it improved no more.
+    """Whether a model has been trained to its last iteration, or until it stopped improving.
 
-    Raises ConfigError if it was, but by another recipe (`Experiment.recipe`) than that of `settings`.
+    Raises ConfigError if it has, but by another recipe (`Experiment.recipe`) than in `settings`.
     """
     folder, now = settings.model_folder(name), settings.models[name]
     done, last = folder / "done.json", folder / "settings.yaml"
@@ -80,5 +80,5 @@ def is_finished(settings: Settings, name: str) -> bool:
 
 
 def is_end(train: TrainSettings, iteration: int, without_improvement: int) -> bool:
-    """Whether a training ends after an iteration, with so many validation runs since its lowest loss."""
+    """Whether a training ends; `without_improvement`: validation runs since the lowest loss."""
     return iteration >= train.iterations or 0 < train.stop_after_no_improvement <= without_improvement

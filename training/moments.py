@@ -1,5 +1,4 @@
-"""The moments that each optimiser keeps of a tensor, and their names in files; every checkpoint, plan and optimiser
-asks here. Needs no torch.
+"""The moments that each optimiser keeps of a tensor, and their names in files. Needs no torch.
 
 Both optimisers call the moving average of the gradients `exp_avg`; to Muon it is the momentum.
 """
@@ -19,5 +18,5 @@ NAMES: Mapping[str, str] = {
 
 
 def moments_of(leaf: Leaf, optimizer: str) -> tuple[str, ...]:
-    """The moments of a tensor under `train.optimizer`; Muon updates the matrices of the layers, AdamW the rest."""
+    """The moments of a tensor; Muon updates the matrices of the layers, AdamW the rest."""
     return MUON if optimizer == "muon" and leaf.conv1d else ADAMW

@@ -1,20 +1,21 @@
-"""Muon (Jordan et al. 2024): the step of a matrix is its momentum, made orthogonal, in every parallel layout.
+"""Muon (Jordan et al. 2024): the step of a matrix is its momentum, made orthogonal, in any layout.
 
     muon = Muon(matrices, weight_decay, momentum=0.95, n_head=12, mesh=mesh)
     muon.step(exp_avgs, gradients, rate=3e-4)
 
-As torch.optim.Muon with `match_rms_adamw`: Nesterov momentum, decoupled weight decay, and steps times
-0.2 sqrt(max(rows, columns)), so that they are as large as AdamW's and its learning rates carry over (Liu et al. 2025,
-section 2.2). Queries, keys and values are orthogonalised each for itself.
+As torch.optim.Muon with `match_rms_adamw`: Nesterov momentum, decoupled weight decay, and steps
+times 0.2 sqrt(max(rows, columns)), so that they are as large as AdamW's and its learning rates
+carry over (Liu et al. 2025, section 2.2). Queries, keys and values are orthogonalised separately.
 
-Newton-Schulz needs whole matrices. Each rank orthogonalises its share of them: the ranks of a pipeline stage send it
-their shards and get back those of the result, in two all-to-alls for every group of as many matrices as ranks. So each
-layout computes what one process computes.
+Newton-Schulz needs whole matrices. The ranks of a pipeline stage take groups of as many matrices as
+ranks. In a group, each rank receives the shards of one matrix, orthogonalises it, and returns each
+rank's shard of the result: two all-to-alls per group. So each layout computes what one process
+computes.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,29 +24,18 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from common.workers import batched
 from training.parallel.collectives import all_gather
-from training.parallel.dtensor import local_shard, region, shard_bounds
+from training.parallel.dtensor import local_shard, shard_region
+from training.region import Region
 from training.tensors import QKV
 
 RMS = 0.2  # of an update's elements, as large as AdamW's usually are
 STEPS = 5
-_A, _B, _C = 3.4445, -4.7750, 2.0315  # Jordan et al.: of singular values from .01 to 1, five steps make .68 to 1.13
+_A, _B, _C = 3.4445, -4.7750, 2.0315  # Jordan et al.: five steps turn singular values of .01 to 1 into .68 to 1.13
 _EPS = 1e-7
 
 
-class Part(NamedTuple):
-    """A rectangle of a matrix."""
-
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Elements."""
-        return math.prod(self.shape)
-
-
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Matrices with about the same singular vectors, and singular values near 1: (k, rows, columns) -> the same shape.
+    """About the same singular vectors, and values near 1: (k, rows, columns) -> the same shape.
 
     Five steps of a quintic Newton-Schulz iteration in the type of the argument.
     """
@@ -54,25 +44,19 @@ def orthogonal(matrices: Tensor) -> Tensor:
     for _ in range(STEPS):
         gram = x @ x.mT  # (k, m, n) -> (k, m, m), with m <= n
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
-    made: Tensor = x.mT if matrices.shape[-2] > matrices.shape[-1] else x
-    return made
+    result: Tensor = x.mT if matrices.shape[-2] > matrices.shape[-1] else x
+    return result
 
 
-def _stage_group(mesh: DeviceMesh) -> Any:
-    """The process group of this process's pipeline stage (a collective call over all ranks)."""
-    mine, _ = dist.new_subgroups_by_enumeration(mesh.mesh.flatten(1).tolist())  # type: ignore[no-untyped-call]
-    return mine
-
-
-def _one_holder_each(parts: Sequence[Part], owner: int) -> list[int]:
-    """One rank for each distinct part that is not empty: the owner where it has it, else the first that does."""
-    first = {part: rank for rank, part in reversed(list(enumerate(parts)))}
-    first[parts[owner]] = owner
-    return sorted(rank for part, rank in first.items() if part.size)
+def _one_holder_each(regions: Sequence[Region], owner: int) -> list[int]:
+    """One rank per distinct nonempty region: `owner` if it holds it, else the first that does."""
+    first = {region: rank for rank, region in reversed(list(enumerate(regions)))}
+    first[regions[owner]] = owner
+    return sorted(rank for region, rank in first.items() if region.size)
 
 
 class Muon:
-    """The matrices of one pipeline stage, split over its ranks in any way, and which rank orthogonalises which."""
+    """The matrices of one pipeline stage, split over its ranks in any way."""
 
     def __init__(
         self,
@@ -82,26 +66,31 @@ class Muon:
         n_head: int,
         mesh: DeviceMesh | None,
     ) -> None:
-        """`matrices`: this process's, by name; the ranks of a stage have the same ones (a collective call)."""
+        """`matrices`: by name; the ranks of a stage have the same names (a collective call)."""
         self.momentum, self.n_head = momentum, n_head
         self.names = sorted(matrices, key=lambda name: (tuple(matrices[name].shape), name))  # alike in a group
         self.matrices = [matrices[name] for name in self.names]
         self.weight_decay = [weight_decay[name] for name in self.names]
-        self.group = None if mesh is None else _stage_group(mesh)
-        self.rank, self.ranks = (0, 1) if mesh is None else (dist.get_rank(self.group), dist.get_world_size(self.group))
-        self.device = torch.device(mesh.device_type if mesh is not None else self.matrices[0].device.type)
+        regions = [shard_region(matrix) for matrix in self.matrices]
+        self.group: Any = None
+        if mesh is None:
+            self.rank, self.ranks, of_ranks = 0, 1, [regions]
+            self.device = torch.device(self.matrices[0].device.type)
+        else:
+            stages = mesh.mesh.flatten(1).tolist()
+            self.group, _ = dist.new_subgroups_by_enumeration(stages)  # type: ignore[no-untyped-call]
+            self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+            self.device, of_ranks = torch.device(mesh.device_type), all_gather(regions, self.group)
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32  # of Newton-Schulz and its traffic
-        parts = [Part(*shard_bounds(matrix)) for matrix in self.matrices]
-        held: list[list[Part]] = [parts] if mesh is None else all_gather(parts, self.group)
-        self.parts = list(zip(*held, strict=True))
-        """Of each matrix, the parts that the ranks hold."""
-        self.senders = [_one_holder_each(parts, index % self.ranks) for index, parts in enumerate(self.parts)]
-        """The ranks that together have all of a matrix; its owner, if it can, is one of them."""
+        self.regions: list[tuple[Region, ...]] = list(zip(*of_ranks, strict=True))
+        """Of each matrix, the region that each rank holds."""
+        self.senders = [_one_holder_each(regions, index % self.ranks) for index, regions in enumerate(self.regions)]
+        """Ranks that together hold all of each matrix; its owner is one of them if possible."""
 
     def step(self, exp_avgs: list[Tensor], gradients: list[Tensor], rate: float) -> None:
-        """One step of all `matrices` in place; `exp_avgs`, `gradients`: this rank's shards in their order.
+        """One step of all `matrices`, in place; overwrites the gradients.
 
-        The gradients are overwritten.
+        `exp_avgs` and `gradients` are this rank's shards in the order of `matrices`.
         """
         shards = [local_shard(matrix) for matrix in self.matrices]
         torch._foreach_lerp_(exp_avgs, gradients, 1 - self.momentum)
@@ -109,12 +98,12 @@ class Muon:
         torch._foreach_mul_(shards, [1 - rate * decay for decay in self.weight_decay])
         for group in batched(range(len(self.names)), self.ranks):
             for index, update in zip(group, self._orthogonal_shards(group, gradients), strict=True):
-                rows, columns = self._orthogonalized(index)[1:]
+                _, rows, columns = self._orthogonalized(index)
                 size = RMS * math.sqrt(max(rows, columns))
                 shards[index].add_(update.to(shards[index].device), alpha=-rate * size)
 
     def _orthogonalized(self, index: int) -> tuple[int, int, int]:
-        """What is orthogonalised of a matrix: how many, rows, columns."""
+        """How many matrices are orthogonalised in one, and their rows and columns."""
         rows, columns = self.matrices[index].shape
         return (3, rows // 3, columns) if self.names[index].endswith(f"{QKV}.weight") else (1, rows, columns)
 
@@ -123,42 +112,40 @@ class Muon:
         count, rows, columns = self._orthogonalized(index)
         heads = self.n_head if count == 3 else 1
         parts = update.view(heads, count, rows // heads, columns).transpose(0, 1)  # [head, (q, k, v), dim] -> (q, k, v)
-        made = orthogonal(parts.reshape(count, rows, columns))
-        return made.view(count, heads, rows // heads, columns).transpose(0, 1).reshape(update.shape)
+        result = orthogonal(parts.reshape(count, rows, columns))
+        return result.view(count, heads, rows // heads, columns).transpose(0, 1).reshape(update.shape)
 
     def _orthogonal_shards(self, group: list[int], updates: list[Tensor]) -> list[Tensor]:
-        """This rank's shards of the matrices of a group, after each was made orthogonal (a collective call).
-
-        The first matrix is the first rank's to do, and so on.
-        """
+        """This rank's shards after each rank i has orthogonalised matrix i (a collective call)."""
         if self.group is None:
             return [self._orthogonal(index, updates[index].to(self.dtype)) for index in group]
-        nothing, mine = updates[0].new_empty(0), group[self.rank] if self.rank < len(group) else None
-        sent = [updates[index] if self.rank in self.senders[index] else nothing for index in group]
+        mine = group[self.rank] if self.rank < len(group) else None
         sizes = [0] * self.ranks
         if mine is not None:
-            sizes = [part.size if rank in self.senders[mine] else 0 for rank, part in enumerate(self.parts[mine])]
-        received = self._all_to_all(sent, sizes)
-        results: list[Tensor] = []
+            sizes = [region.size * (rank in self.senders[mine]) for rank, region in enumerate(self.regions[mine])]
+        nothing = updates[0].new_empty(0)
+        sent = [updates[index] if self.rank in self.senders[index] else nothing for index in group]
+        received, results = self._all_to_all(sent, sizes), list[Tensor]()
         if mine is not None:
             whole = received[0].new_empty(self.matrices[mine].shape)
             for rank in self.senders[mine]:
-                part = self.parts[mine][rank]
-                whole[region(*part)] = received[rank].view(part.shape)
+                region = self.regions[mine][rank]
+                whole[region.slices] = received[rank].view(region.shape)
             whole = self._orthogonal(mine, whole)
-            results = [whole[region(*part)] for part in self.parts[mine]]
-        shards = self._all_to_all(results, [self.parts[index][self.rank].size for index in group])
-        return [shard.view(self.parts[index][self.rank].shape) for index, shard in zip(group, shards, strict=False)]
+            results = [whole[region.slices] for region in self.regions[mine]]
+        held = [self.regions[index][self.rank] for index in group]
+        shards = self._all_to_all(results, [region.size for region in held])
+        return [shard.view(region.shape) for region, shard in zip(held, shards, strict=False)]
 
     def _all_to_all(self, sent: list[Tensor], sizes: list[int]) -> list[Tensor]:
-        """Send a tensor to each of the first ranks, and receive one of so many elements from each (a collective call).
+        """Send tensor i to rank i; returns `sizes[i]` elements of rank i (a collective call).
 
-        In the type of the products.
+        Both are sent as `dtype`; missing ones are empty.
         """
-        sizes += [0] * (self.ranks - len(sizes))
-        counts = [each.numel() for each in sent] + [0] * (self.ranks - len(sent))
-        flat = [each.flatten().to(self.device, self.dtype) for each in sent]
-        buffer = torch.cat(flat) if flat else torch.empty(0, device=self.device, dtype=self.dtype)
-        received = buffer.new_empty(sum(sizes))
-        dist.all_to_all_single(received, buffer, sizes, counts, group=self.group)
+        sizes = sizes + [0] * (self.ranks - len(sizes))
+        nothing = torch.empty(0, device=self.device, dtype=self.dtype)
+        flat = [each.flatten().to(nothing) for each in sent] + [nothing] * (self.ranks - len(sent))
+        received = nothing.new_empty(sum(sizes))
+        counts = [each.numel() for each in flat]
+        dist.all_to_all_single(received, torch.cat(flat), sizes, counts, group=self.group)
         return list(torch.split(received, sizes))

@@ -5,14 +5,13 @@ session = open_session(experiment, world)
 
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from common.settings import Experiment
 from training.launch.process_group import World
 from training.metrics.device import Timers
-from training.optimizer import make_optimizer
+from training.optimizer import Optimizer, make_optimizer
 from training.parallel.layout import build_model, coordinates, make_mesh, named_parameters
 from training.parallel.pipeline import Pipeline, Stage
 from training.parallel.randomness import RandomStreams
@@ -24,19 +23,17 @@ class Session:
 
     experiment: Experiment
     world: World
-    mesh: DeviceMesh | None
-    """(pp, dp, tp); None for a single process."""
+    mesh: DeviceMesh | None  # (pp, dp, tp); None for a single process
     stages: list[Stage]
     pipeline: Pipeline | None
-    parameters: dict[str, nn.Parameter]
-    """This process's parameters by name, as the optimiser has them."""
-    optimizer: torch.optim.Optimizer
+    parameters: dict[str, nn.Parameter]  # this process's, by name
+    optimizer: Optimizer
     streams: RandomStreams
     timers: Timers
 
 
 def open_session(experiment: Experiment, world: World, mesh: DeviceMesh | None = None) -> Session:
-    """Build the model, its optimiser and its random streams in the experiment's layout (a collective call).
+    """Build the model, its optimiser and its random streams in their layout (a collective call).
 
     `mesh` is the layout's mesh, if the caller has it already.
     """
@@ -45,8 +42,7 @@ def open_session(experiment: Experiment, world: World, mesh: DeviceMesh | None =
     stages = build_model(experiment, mesh, world.device)
     pipeline = None
     if mesh and parallel.pipeline > 1:
-        shape = (experiment.train.micro_batch_size, experiment.model.seq_len, experiment.model.n_embd)
-        pipeline = Pipeline(stages, parallel, shape, experiment.accumulation, mesh, world.device)
+        pipeline = Pipeline(stages, experiment, mesh, world.device)
     pp, dp, tp = coordinates(mesh)
     streams = RandomStreams(experiment.train.seed, (pp, dp, tp) if parallel.sequence_parallel else (pp, dp))
     if parallel.tensor > 1 and not parallel.sequence_parallel:

@@ -1,9 +1,10 @@
-"""Which training documents a model's text repeats: spans of 8 or more tokens, each with its URL and first iteration.
+"""Finds the training documents that a model's text repeats: spans of 8 or more tokens.
 
     sources = open_sources(Path("results/demo/merged/tiny"))
     sources.of(" the list of all")["sources"]       # of a text without its prompt
 
-A span is equal token by token and lies in one document. The text is encoded by itself, by the tokenizer of the data.
+A span is equal token by token and lies in one document; the answer has its URL and first iteration.
+The text is encoded without its prompt, by the tokenizer of the data.
 """
 
 import os
@@ -25,9 +26,9 @@ from training.trace import Trace
 
 
 def open_sources(checkpoint: Path, model: Path = Path()) -> "Sources":
-    """The training data of a checkpoint, up to its iteration; `model` is the folder that it was trained in.
+    """The training data of a checkpoint up to its iteration; `model`: the folder it was trained in.
 
-    Default for RUN/merged/NAME: RUN/models/NAME. Raises InputError if it is not known, and like `Trace`.
+    Default for RUN/merged/NAME: RUN/models/NAME. Raises InputError if unknown, and like `Trace`.
     """
     path, origin = Path(os.path.abspath(checkpoint)), read_origin(checkpoint)
     folder, last = path, origin.iteration if origin else None
@@ -43,7 +44,7 @@ def open_sources(checkpoint: Path, model: Path = Path()) -> "Sources":
 
 
 class Sources:
-    """The training data of a model up to an iteration (None: all of it), and the indexes that find text in them."""
+    """The training data of a model up to an iteration (None: the last), and text indexes."""
 
     def __init__(self, model: Path, last: int | None) -> None:
         self.trace = Trace(model)
@@ -57,7 +58,7 @@ class Sources:
             self._tables.append(DocumentTable(prefix) if suffixed(prefix, DOCUMENTS).exists() else None)
 
     def of(self, text: str) -> dict[str, Any]:
-        """The spans of a text, the longest first, and how many of its 8-grams are in the data, as plain data."""
+        """The spans of a text, longest first, and how many of its 8-grams are in the data."""
         query = self.trace.tokenizer.encode(text).astype(np.int64)
         matches = [
             match
@@ -75,7 +76,7 @@ class Sources:
         }
 
     def _source(self, match: Match) -> dict[str, Any]:
-        """A span's tokens, its document in the data, and what read it first."""
+        """A span's tokens, its document in the data, and the iteration that read it first."""
         corpus, table = self._corpora[match.dataset], self._tables[match.dataset]
         document = int(np.searchsorted(corpus.starts, match.place, side="right")) - 1
         span = Span(document, match.place - int(corpus.starts[document]), match.end - match.first)

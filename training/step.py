@@ -6,8 +6,8 @@ loss = validate(session, data.valid, samples)
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -28,9 +28,8 @@ from training.dataset.batches import (
     read_batch,
 )
 from training.dataset.blend import Blend
-from training.optimizer import take_step
 from training.parallel.data_parallel import before_backward, reshard
-from training.parallel.gradients import clip_factor, global_norm, sync_gradients
+from training.parallel.gradients import global_norm, sync_gradients
 from training.parallel.layout import coordinates
 from training.parallel.pipeline import sample_factors
 from training.session import Session
@@ -39,27 +38,18 @@ from training.session import Session
 class StepResult(NamedTuple):
     """The outcome of an optimiser step; equal on all ranks."""
 
-    loss: float
-    """Mean loss in nats over the targets of the global batch; NaN if it has none."""
-    grad_norm: float
-    """Norm of the gradient before clipping."""
-    taken: bool
-    """Whether the optimiser took the step."""
-    stop: int
-    """The most urgent stop request of any rank: CONTINUE, SAVE or LEAVE of `training.monitoring.stop`."""
-    targets: int
-    """Of the global batch; 0 if all of its documents have been removed."""
-
-
-def mean_loss(total: float, targets: float) -> float | None:
-    """Nats per target; None over no targets: a removed document has none, and a mean over nothing is no number."""
-    return total / targets if targets else None
+    loss: float  # mean in nats over the targets of the global batch; NaN if it has none
+    grad_norm: float  # of the gradient before clipping
+    taken: bool  # whether the optimiser took the step
+    stop: int  # the most urgent request of any rank: CONTINUE, SAVE or LEAVE of training.monitoring.stop
+    targets: int  # of the global batch; 0 if all of its documents have been removed
+    scale: float  # by which the loss was multiplied for the backward pass
 
 
 def step_batches(session: Session, data: TokenSource, consumed: int) -> Generator[list[Batch], None, None]:
-    """This process's micro-batches from sample `consumed` on, one list per optimiser step, without end.
+    """This process's micro-batches from sample `consumed` on: endlessly, one list per step.
 
-    Threads read two steps ahead, and on a GPU the next step is copied there. Close the iterator to stop them.
+    Threads read two steps ahead; on a GPU the next step is copied there. Close it to stop them.
     """
     accumulation, device = session.experiment.accumulation, session.world.device
     read = partial(read_batch, data, _batch_form(session, data, pinned=device.type == "cuda"))
@@ -82,20 +72,26 @@ def sample_ranges(session: Session, consumed: int) -> Iterator[range]:
 
 
 def train_step(
-    session: Session,
-    iteration: int,
-    batches: Sequence[Batch],
-    rate: float,
-    scale: float = 1.0,
-    accepts: Callable[[float, float], bool] | None = None,
-    stop: int = 0,
+    session: Session, iteration: int, batches: Sequence[Batch], rate: float, scale: float = 1.0
 ) -> StepResult:
     """One optimiser step on this process's part of a global batch (a collective call).
 
-    `iteration` counts from 1. Every unmasked target of the global batch has the same weight, whatever its micro-batch
-    and rank. The loss is multiplied by `scale` for the backward pass only. `accepts` decides from the loss and
-    the gradient norm whether the optimiser takes the step (default: always); all ranks must decide alike. Without
-    targets no step is taken. The gradients of a step that is not taken stay until the next one.
+    The trainer judges a step before it takes it; this takes every step that has targets.
+    """
+    step = compute_gradients(session, iteration, batches, scale)
+    if not step.targets:
+        return step
+    update_weights(session, step, rate)
+    return step._replace(taken=True)
+
+
+def compute_gradients(
+    session: Session, iteration: int, batches: Sequence[Batch], scale: float = 1.0, stop: int = 0
+) -> StepResult:
+    """Run forward and backward passes over one global batch; the weights stay (a collective call).
+
+    `iteration` counts from 1. Every unmasked target of the global batch has the same weight. The
+    loss is multiplied by `scale` for the backward pass. `stop` is this rank's stop request.
     """
     parallel, mesh = session.experiment.parallel, session.mesh
     session.optimizer.zero_grad()  # a step that was not taken leaves its gradients
@@ -103,28 +99,37 @@ def train_step(
     counted = sum(batch.counted for batch in batches)
     targets = _sum_over_data_ranks(session, torch.full((), counted, device=session.world.device))  # no copy, no wait
     with session.timers("forward-backward"):
-        # gradients are averaged over data-parallel ranks, so each rank's loss is multiplied by their number
-        loss = run_micro_batches(session, batches, scale * parallel.data / targets.clamp(min=1), train=True)
+        # gradients are averaged over data ranks, so each rank's loss is multiplied by their number
+        factor = scale * parallel.data / targets.clamp(min=1)
+        loss = run_micro_batches(session, batches, factor, train=True)
     with session.timers("gradients"):
         sync_gradients(session.parameters, mesh, parallel.sequence_parallel)
         norm = global_norm(session.parameters, mesh, session.world.device) / scale
-        step = _agree(session, _sum_over_all_ranks(session, loss) / (parallel.data * scale), norm, stop, targets)
-    if not step.targets or (accepts is not None and not accepts(step.loss, step.grad_norm)):
-        return step._replace(taken=False)
+        loss = _total_loss(session, loss) / (parallel.data * scale)
+        asked = torch.full_like(norm, stop)
+        numbers = torch.stack([loss.double(), norm, asked, targets.double()])
+        if mesh is not None:  # every rank decides on the same numbers
+            numbers = numbers.nan_to_num(torch.inf, torch.inf, -torch.inf)  # MAX of NaN and a number may be either
+            dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+        mean_loss, grad_norm, request, total = numbers.tolist()  # waits for the device
+    return StepResult(mean_loss if total else math.nan, grad_norm, False, round(request), round(total), scale)
+
+
+def update_weights(session: Session, step: StepResult, rate: float) -> None:
+    """Let the optimiser take the step: clip the gradients, undo the loss scale, update weights."""
     with session.timers("optimizer"):
-        factor = clip_factor(session.experiment.train.clip_grad, norm) / scale
-        take_step(session.optimizer, rate, factor.float())
+        clip = min(1.0, session.experiment.train.clip_grad / (step.grad_norm + 1e-6))  # as torch's clip_grad_norm_
+        session.optimizer.step(rate, torch.full((), clip / step.scale, device=session.world.device))
         session.optimizer.zero_grad()
-    return step
 
 
 def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor | float, train: bool) -> Tensor:
-    """Run one step's micro-batches forward and, if `train`, backward; the sum of their losses times `factor`, shape ().
+    """Run micro-batches forward and, if `train`, backward; the sum of their losses times `factor`.
 
     Without `train` there is no dropout. Zero except on the processes of the last pipeline stage.
     """
     device = session.world.device
-    timed: Callable[[str], AbstractContextManager[object]] = session.timers if train else nullcontext
+    timed = session.timers if train else nullcontext
     batches = [batch.to(device) for batch in batches]
     for stage in session.stages:
         if stage.training != train:
@@ -152,17 +157,6 @@ def run_micro_batches(session: Session, batches: Sequence[Batch], factor: Tensor
     return total
 
 
-def _agree(session: Session, loss: Tensor, norm: Tensor, stop: int, targets: Tensor) -> StepResult:
-    """The largest loss, norm and stop request of all ranks: every rank decides on the same numbers."""
-    asked = torch.full_like(loss, stop, dtype=torch.float64)
-    numbers = torch.stack([loss.double(), norm.double(), asked, targets.double()])
-    if session.mesh is not None:
-        numbers = numbers.nan_to_num(torch.inf, torch.inf, -torch.inf)  # MAX of NaN and a number may be either
-        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
-    largest_loss, largest_norm, largest_stop, counted = numbers.tolist()  # waits for the device
-    return StepResult(largest_loss if counted else math.nan, largest_norm, True, round(largest_stop), round(counted))
-
-
 def _sum_over_data_ranks(session: Session, value: Tensor) -> Tensor:
     """The sum over data-parallel ranks, in place (a collective call)."""
     if session.mesh is not None and session.experiment.parallel.data > 1:
@@ -170,17 +164,17 @@ def _sum_over_data_ranks(session: Session, value: Tensor) -> Tensor:
     return value
 
 
-def _sum_over_all_ranks(session: Session, value: Tensor) -> Tensor:
-    """The sum over data-parallel ranks and pipeline stages, in place (a collective call)."""
+def _total_loss(session: Session, value: Tensor) -> Tensor:
+    """Sum a loss over pipeline stages and data-parallel ranks, in place (a collective call)."""
     if session.mesh is not None and session.experiment.parallel.pipeline > 1:
         dist.all_reduce(value, group=session.mesh.get_group("pp"))
     return _sum_over_data_ranks(session, value)
 
 
 def validate(session: Session, data: Blend, samples: int) -> float | None:
-    """Mean loss in nats per token over the first `samples` samples (a collective call, equal on all ranks).
+    """Mean loss in nats per token over the first `samples` samples; None if they have no targets.
 
-    None if they have no targets. Whole global batches pass through the layout; samples past `samples` are masked.
+    A collective call, equal on all ranks. The last global batch is masked after `samples`.
     """
     accumulation = session.experiment.accumulation
     form = _batch_form(session, data)
@@ -193,9 +187,10 @@ def validate(session: Session, data: Blend, samples: int) -> float | None:
     total = torch.zeros(2, dtype=torch.float64, device=session.world.device)  # sum of losses, targets
     with closing(threaded_map(read, ranges, 1, 2 * accumulation)) as batches:
         for step in batched(batches, accumulation):
-            total[0] += _sum_over_all_ranks(session, run_micro_batches(session, step, 1.0, train=False))
+            total[0] += _total_loss(session, run_micro_batches(session, step, 1.0, train=False))
             targets = torch.tensor(sum(batch.counted for batch in step), device=total.device)
             total[1] += _sum_over_data_ranks(session, targets)
     for stage in session.stages:
         reshard(stage)
-    return mean_loss(*total.tolist())
+    loss, counted = total.tolist()
+    return loss / counted if counted else None

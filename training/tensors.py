@@ -1,8 +1,8 @@
-"""THE table of GPT-2's tensors: names, shapes, how tensor parallelism splits them, what others call them.
+"""THE table of GPT-2's tensors: names, shapes, tensor-parallel split, names in other formats.
 
-Every reader, writer, layout and prediction asks it; `convert.proof` alone does not, because it checks the rest. Names
-are Hugging Face's without `transformer.` (`wte.weight`, `h.0.attn.c_attn.weight`, …). One layout is ours: the rows of
-the query, key and value matrix are ordered [head, (q, k, v), dim]. Imports no torch.
+Every reader, writer, layout and prediction uses it, except `convert.proof`, which checks them.
+Names are Hugging Face's without `transformer.` (`wte.weight`, `h.0.attn.c_attn.weight`, …). Rows
+of the query, key and value matrix are ordered [head, (q, k, v), dim]. Imports no torch.
 """
 
 import re
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 QKV = "attn.c_attn"
-"""The module whose rows belong to heads, in an order that differs between formats."""
+"""The module whose rows belong to heads; formats differ in their order."""
 HEAD = "lm_head.weight"
 VOCABULARY = ("wte.weight", HEAD)
-"""The tensors with a row per token, and rows of padding."""
+"""The tensors with a row per token, and padding rows."""
 HUGGING_FACE_PREFIX = "transformer."
 _NAME = re.compile(r"h\.(\d+)\.(.+)")
 
@@ -26,8 +26,8 @@ class Module(NamedTuple):
     shape: tuple[str, ...]
     """The weight's, [out, in] for a matrix; see `Sizes`."""
     split: int | None
-    """The dimension of the weight that tensor-parallel ranks share. With the rows they share the bias; everything else
-    is whole on every rank. A matrix split by columns writes to the residual stream."""
+    """The dimension of the weight that tensor-parallel ranks split; None if it is not split.
+    The bias is split with the rows. A matrix split by columns writes to the residual stream."""
     core: str
     """Megatron-LM's name today."""
     fork_2019: str
@@ -35,13 +35,13 @@ class Module(NamedTuple):
     llama: str
     """llama.cpp's name."""
     others: tuple[str, ...] = ()
-    """Its names in between."""
+    """Megatron-LM's names in between."""
     folded: str = ""
-    """How the names begin if Megatron-core folds the norm into the linear layer after it."""
+    """The names' prefix if Megatron-core folds the norm into the linear layer after it."""
 
     @property
     def megatron(self) -> tuple[str, ...]:
-        """All of its names there."""
+        """All of Megatron-LM's names."""
         return self.core, self.fork_2019, *self.others
 
 
@@ -72,7 +72,7 @@ class Sizes(NamedTuple):
 
     width: int
     inner: int
-    """Width of the MLP: 4 * width in every model of ours."""
+    """Width of the MLP: 4 * width in our models."""
     positions: int
     vocabulary: int
     """Rows of the embedding, with or without padding."""
@@ -120,19 +120,19 @@ LAYER_LEAVES: Mapping[str, Leaf] = _leaves(LAYER)
 
 
 def leaf_of(name: str) -> Leaf:
-    """The row of a tensor's name, `h.3.attn.c_proj.bias`. Raises KeyError if a GPT-2 has no such tensor."""
-    found = _NAME.fullmatch(name)
-    return LAYER_LEAVES[found[2]] if found else ROOT_LEAVES[name]
+    """The table's entry for `h.3.attn.c_proj.bias`. Raises KeyError for an unknown tensor."""
+    match = _NAME.fullmatch(name)
+    return LAYER_LEAVES[match[2]] if match else ROOT_LEAVES[name]
 
 
 def layer_of(name: str) -> int | None:
     """3 for `h.3.attn.c_proj.bias`; None for a tensor outside the layers."""
-    found = _NAME.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def all_names(n_layer: int, tied: bool = True) -> list[str]:
-    """The names of a model's tensors; without a tied head it has one of its own."""
+    """The names of a model's tensors; a head that is not tied has its own."""
     layers = [f"h.{layer}.{leaf}" for layer in range(n_layer) for leaf in LAYER_LEAVES]
     return [*(name for name in ROOT_LEAVES if not (tied and name == HEAD)), *layers]
 

@@ -4,8 +4,8 @@
     trace.step(12)                       # what iteration 12 read
     trace.reads(0, [7]).iterations       # which iterations read document 7 of the first dataset
 
-A sample is seq_len + 1 tokens of the training part: the token at a border is in two. The first query of an epoch
-writes its order to MODEL/trace, 24 bytes per document and 16 per sample; later queries read it.
+A sample is seq_len + 1 tokens of the training part: the token at a border is in two. An epoch's
+order is cached in MODEL/trace: 24 bytes per document, 16 per sample.
 """
 
 import sys
@@ -36,15 +36,14 @@ from training.model_folder import checkpoint_folders, iteration_of, newest_itera
 class Piece:
     """Tokens of one document in one sample of a step."""
 
-    sample: int
-    """Number of the sample in its global batch."""
+    sample: int  # its number in the global batch
     dataset: Path
     document: Row
     span: Span
 
 
 class Reads(NamedTuple):
-    """Every reading of some documents of one dataset, in the order of training: one entry per document and sample."""
+    """Readings of documents of one dataset, in training order: one per document and sample."""
 
     documents: npt.NDArray[np.int64]
     iterations: npt.NDArray[np.int64]
@@ -52,7 +51,7 @@ class Reads(NamedTuple):
 
 
 class Trace:
-    """The data that a model was trained on, step by step. `data` names its datasets if they have moved.
+    """The data that a model was trained on, step by step; `data` names datasets that have moved.
 
     Raises InputError if the folder is not a model's, or its data are gone or were made again.
     """
@@ -78,7 +77,7 @@ class Trace:
         self._orders: dict[tuple[int, int], Order] = {}
 
     def _found(self, prefix: Path) -> Path:
-        """The path of a dataset; in the model's own run it is relative to RUN, which may have moved."""
+        """The path of a dataset; in the model's own run it is relative to RUN, which may move."""
         run = self.settings.run
         if self.folder.parent.name == "models" and prefix.is_relative_to(run):
             return self.folder.parent.parent / prefix.relative_to(run)
@@ -99,12 +98,12 @@ class Trace:
     def iterations_of(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The iterations that consumed these samples."""
         intervals = np.searchsorted(self._consumed, numbers, side="right") - 1
-        found = np.empty(len(numbers), np.int64)
+        iterations = np.empty(len(numbers), np.int64)
         for interval in np.unique(intervals).tolist():
             here = intervals == interval
             steps = (numbers[here] - self._consumed[interval]) // self._batch(interval)
-            found[here] = self._iterations[interval] + steps + 1
-        return found
+            iterations[here] = self._iterations[interval] + steps + 1
+        return iterations
 
     @cached_property
     def tables(self) -> list[DocumentTable]:
@@ -113,9 +112,9 @@ class Trace:
 
     @cached_property
     def samples(self) -> list[Samples]:
-        """The training part of each dataset, opened and compared with what the newest checkpoint was trained on.
+        """The training part of each dataset; it must be what the newest checkpoint was trained on.
 
-        Only by the documents' lengths: those that `workflow.provenance.remove` has removed keep their places.
+        Compared by the documents' lengths alone: removed documents keep their places.
         """
         parts = []
         for prefix in self.prefixes:
@@ -132,7 +131,7 @@ class Trace:
         return parts
 
     def order(self, corpus: int, epoch: int) -> Order:
-        """The order of an epoch of a dataset, from MODEL/trace; made if it is not there."""
+        """The order of an epoch of a dataset, from MODEL/trace; made if it is missing."""
         if (corpus, epoch) not in self._orders:
             index = suffixed(self.prefixes[corpus], ".idx")
             if not index.is_file():
@@ -143,12 +142,12 @@ class Trace:
             fixed = (index.resolve(), stat.st_size, stat.st_mtime_ns, self.train.split, self.train.seed, self.seq_len)
             key = short_hash(repr(fixed))
             path = self.folder / "trace" / f"{corpus}-{epoch}.order"
-            found = read_order(path, key)
-            self._orders[corpus, epoch] = found or write_order(path, key, self.samples[corpus].make_epoch(epoch))
+            order = read_order(path, key) or write_order(path, key, self.samples[corpus].make_epoch(epoch))
+            self._orders[corpus, epoch] = order
         return self._orders[corpus, epoch]
 
     def step(self, iteration: int) -> Iterator[Piece]:
-        """Yield the pieces that an iteration read, by sample. Raises InputError if it has not been trained."""
+        """Yield what an iteration read, by sample. Raises InputError if it has not been trained."""
         if not 1 <= iteration <= self.trained:
             raise InputError(f"--iteration {iteration}: {self.folder} has iterations 1 to {self.trained}")
         first = self.consumed_after(iteration - 1)
@@ -166,7 +165,7 @@ class Trace:
     def _reads(
         self, corpus: int, documents: Sequence[int], consumed: int, within: slice = slice(None)
     ) -> Iterator[Reads]:
-        """The readings of each epoch among the first `consumed` samples; with `within`, of these tokens."""
+        """The readings of each epoch among the first `consumed` samples; `within`: these tokens."""
         taken = self.blend.taken(consumed, corpus)
         first = self.order(corpus, 0).epoch
         wanted = np.array([number for number in documents if number < len(first.documents)], np.int64)
@@ -180,18 +179,18 @@ class Trace:
             yield Reads(*(column[order] for column in read))
 
     def first_read(self, corpus: int, span: Span, last: int) -> tuple[int, int]:
-        """The first iteration up to `last` with a sample that holds a whole span of a dataset, and the span's tokens.
+        """The first iteration up to `last` that read a whole span of a dataset, and its tokens.
 
-        If borders of samples cut it in every epoch: the first that read a part, and how much of it. 0, 0: none did.
+        If sample borders cut it in every epoch: the first that read a part, and that part's tokens.
+        0, 0 if none did.
         """
-        within, some = slice(span.first, span.first + span.tokens), (0, 0)
+        within, part = slice(span.first, span.first + span.tokens), (0, 0)
         for reads in self._reads(corpus, [span.document], self.consumed_after(last), within):
-            found = list(zip(reads.iterations.tolist(), reads.tokens.tolist(), strict=True))
-            for read in found:
+            for read in zip(reads.iterations.tolist(), reads.tokens.tolist(), strict=True):
                 if read[1] == span.tokens:
                     return read
-            some = some if some[0] or not found else found[0]
-        return some
+                part = part if part[0] else read
+        return part
 
     def text(self, piece: Piece) -> str:
         """The text of a piece."""

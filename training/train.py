@@ -1,13 +1,13 @@
 """Train one model of the configuration, alone or as one process of many (submitit, srun, torchrun).
 
     python -m training.train --config config.yaml --model tiny parallel.tensor=1
-    torchrun --nproc-per-node 2 -m training.train --config config.yaml --model tiny train.iterations=300
+    torchrun --nproc-per-node 2 -m training.train --config config.yaml --model tiny
 
-Results are in the model folder, RUN/models/NAME: iter_* checkpoints, train.csv, valid.csv, settings.yaml, and done.json
-at the end. The same command resumes a run that was stopped from its newest complete checkpoint. Ctrl-C, SIGTERM,
-SIGHUP, SIGUSR2 or a file named `stop` in the model folder end it after the current step, with a checkpoint and exit
-code 75 (torchrun turns it into 1): start it again to continue. A second Ctrl-C ends it at once. Exit code 76: a newer
-job has the model folder.
+Results are in the model folder, RUN/models/NAME: iter_* checkpoints, train.csv, valid.csv,
+settings.yaml, and done.json at the end. The same command resumes a stopped run from its newest
+complete checkpoint. Ctrl-C, SIGTERM, SIGHUP, SIGUSR2 or a file named `stop` in the model folder end
+it after the current step, with a checkpoint and exit code 75 (torchrun turns it into 1). A second
+Ctrl-C ends it at once. Exit code 76: a newer job has the model folder.
 """
 
 import sys
@@ -27,10 +27,10 @@ from training.planning.run import Plan, fit_plan, make_plan
 
 
 def train(settings: Settings, name: str) -> int:
-    """Train the model `name`; every process of the job calls this and reads its rank from its environment.
+    """Train the model `name` as one process of its job; returns the exit code.
 
-    Returns the exit code: 0, or RESUME_ME if the run was asked to stop before its end. Raises ToolkitError, whose exit
-    code tells an error that a person must cure from a rank that died and a lock that was lost.
+    RESUME_ME: it was asked to stop early. Raises ToolkitError, whose exit code distinguishes user
+    errors from dead ranks and a lost lock.
     """
     launch, folder = read_launch(), settings.model_folder(name)
     if name in settings.models and settings.cluster.min_nodes:

@@ -1,4 +1,4 @@
-"""The training loop: each iteration trains one step (`training.step`), and reports, validates and saves when due.
+"""The training loop: each iteration takes one step, then reports, validates and saves if due.
 
 `training.job` opens what the loop works with.
 """
@@ -29,7 +29,7 @@ from training.monitoring.stop import LEAVE, SAVE, Stop
 from training.optimizer import learning_rate, steps_taken
 from training.parallel.collectives import all_gather
 from training.session import Session
-from training.step import StepResult, train_step, validate
+from training.step import StepResult, compute_gradients, update_weights, validate
 
 _SAMPLED = 32  # tokens of a text that shows how the run goes
 
@@ -48,17 +48,13 @@ class Trainer:
     writer: CheckpointWriter
     logger: MetricsLogger
     progress: Progress
-    tokenizer: Tokenizer | None
-    """For the texts of train.sample_interval."""
-    begin: Sequence[Callable[[int], None]] = ()
-    """Called before each iteration with its number."""
-    blamed: list[int] = field(default_factory=list)
-    """Iterations whose documents were named. Each costs a third of a step, and 0.25 MB with 512 samples."""
-    empty_parts: set[str] = field(default_factory=set)
-    """Parts of the data without targets that have been named."""
+    tokenizer: Tokenizer | None  # for the texts of train.sample_interval
+    begin: Sequence[Callable[[int], None]] = ()  # called before each iteration with its number
+    blamed: list[int] = field(default_factory=list)  # iterations whose documents were named
+    empty_parts: set[str] = field(default_factory=set)  # parts of the data without targets, once warned about
 
     def run(self, batches: Iterator[list[Batch]]) -> None:
-        """Step, report, validate and save until the last iteration, or until asked to stop or nothing improves."""
+        """Train to the last iteration, or until asked to stop, or until nothing improves."""
         train = self.session.experiment.train
         taken = steps_taken(self.session.optimizer)  # position in the learning-rate schedule
         for iteration in range(self.progress.iteration + 1, train.iterations + 1):
@@ -66,15 +62,9 @@ class Trainer:
                 call(iteration)
             step = self._step(iteration, batches, learning_rate(taken, train))
             taken += step.taken
-            last = iteration == train.iterations
-            if last or iteration % train.log_interval == 0:
-                self.logger.report(iteration, self.progress.consumed_samples, self.guard.scale)
-            left = self.logger.seconds_left(iteration)
-            figures = {"done": iteration, **({"loss": round(step.loss, 4)} if step.targets else {})}
-            self.heartbeat.progress = {**self.heartbeat.progress, **figures, "seconds_left": round(left)}
-            self.progress = replace(self.progress, journal=self.logger.state())
+            self._report(step)
             with self.logger.pause():
-                self._validate(last, taken)
+                self._validate(taken)
                 self._sample()
                 end = self.progress.end(train)
                 if end and self.data.test:
@@ -88,49 +78,67 @@ class Trainer:
                 return self._end(end, step.stop == SAVE)
 
     def _step(self, iteration: int, batches: Iterator[list[Batch]], rate: float) -> StepResult:
-        """Read one global batch and train on it. Raises TrainingError if the run must not continue."""
+        """Read one global batch and train on it. Raises TrainingError if the run must stop."""
         session, guard = self.session, self.guard
         self.heartbeat.beat(iteration, "data")
-        asked = time.perf_counter()
+        begun = time.perf_counter()
         batch = next(batches)
-        waited = time.perf_counter() - asked
+        waited = time.perf_counter() - begun
         self.heartbeat.beat(iteration, "step")
-        accepts = partial(self._accepts, iteration, batch)
-        step = train_step(session, iteration, batch, rate, guard.scale, accepts, self.stop.poll())
+        step = compute_gradients(session, iteration, batch, guard.scale, self.stop.poll())
         if step.stop == LEAVE:
             self.lock.require_on_all_ranks()
-        guard.check(iteration, partial(first_non_finite, session, batch))
+        warning = "its documents have been removed: no targets, and no step is taken"
+        if step.targets:
+            step = step._replace(taken=guard.judge(step.loss, step.grad_norm))
+            self._blame(iteration, batch, step.loss)
+            guard.check(iteration, partial(first_non_finite, session, batch))
+            warning = guard.spike
+        if step.taken:
+            update_weights(session, step, rate)
         self.logger.record_step(step.loss if step.targets else None, step.grad_norm, step.taken, rate, waited)
-        remark = guard.spike if step.targets else "its documents have been removed: no targets, and no step is taken"
-        if remark and session.world.rank == 0:
-            warn(f"iteration {iteration}: {remark}")
+        if warning and session.world.rank == 0:
+            warn(f"iteration {iteration}: {warning}")
         consumed = self.progress.consumed_samples + session.experiment.train.global_batch_size
         self.progress = Progress(iteration, consumed, guard.state(), best=self.progress.best)
         return step
 
-    def _accepts(self, iteration: int, batches: Sequence[Batch], loss: float, grad_norm: float) -> bool:
-        """The guard's decision on a step. The documents of a bad one are named, while its weights are there."""
-        taken, problem = self.guard.judge(loss, grad_norm), self.guard.problem
-        recent = sum(iteration - other < 100 for other in self.blamed)  # one divergence leaves some for later
-        if problem and recent < 20 and len(self.blamed) < 100:
-            self.blamed.append(iteration)
-            consumed = self.progress.consumed_samples
-            losses = target_losses(self.session, batches, consumed)
-            ranks = all_gather(blame.sample_rows(self.data.train, consumed, losses))
-            if self.session.world.rank == 0 and self.lock.is_held():
-                blame.write(self.folder, iteration, loss, problem, [row for rows in ranks for row in rows])
-        return taken
+    def _blame(self, iteration: int, batches: Sequence[Batch], loss: float) -> None:
+        """Name the documents of a bad step, by the weights before its update (a collective call).
 
-    def _validate(self, last: bool, taken: int) -> None:
-        """The validation loss, every eval_interval and in the last iteration, after `taken` optimiser steps."""
+        It costs a third of a step and 0.25 MB per 512 samples: at most 20 of 100 steps, 100 in all.
+        """
+        problem = self.guard.problem
+        recent = sum(iteration - other < 100 for other in self.blamed)
+        if not problem or recent >= 20 or len(self.blamed) >= 100:
+            return
+        self.blamed.append(iteration)
+        consumed = self.progress.consumed_samples
+        losses = target_losses(self.session, batches, consumed)
+        ranks = all_gather(blame.sample_rows(self.data.train, consumed, losses))
+        if self.session.world.rank == 0 and self.lock.is_held():
+            blame.write(self.folder, iteration, loss, problem, [row for rows in ranks for row in rows])
+
+    def _report(self, step: StepResult) -> None:
+        """Log lines and a row if due; the heartbeat's progress and the saved journal always."""
         iteration, train = self.progress.iteration, self.session.experiment.train
-        if self.data.valid.per_epoch and (last or iteration % train.eval_interval == 0):
+        if iteration == train.iterations or iteration % train.log_interval == 0:
+            self.logger.report(iteration, self.progress.consumed_samples, self.guard.scale)
+        figures = {"done": iteration, **({"loss": round(step.loss, 4)} if step.targets else {})}
+        figures["seconds_left"] = round(self.logger.seconds_left(iteration))
+        self.heartbeat.progress = {**self.heartbeat.progress, **figures}
+        self.progress = replace(self.progress, journal=self.logger.state())
+
+    def _validate(self, taken: int) -> None:
+        """Every eval_interval and at the end: the validation loss after `taken` optimiser steps."""
+        iteration, train = self.progress.iteration, self.session.experiment.train
+        if self.data.valid.per_epoch and (iteration == train.iterations or iteration % train.eval_interval == 0):
             self.heartbeat.beat(iteration, "validation")
             loss = self._report_loss(self.data.valid, "valid")
             self.progress = self.progress.with_loss(loss, taken) if loss is not None else self.progress
 
     def _sample(self) -> None:
-        """Every sample_interval: a text that the weights of now write. It draws from no stream of the training."""
+        """Every sample_interval: a text by the current weights, drawn from a stream of its own."""
         iteration, train = self.progress.iteration, self.session.experiment.train
         if self.tokenizer is None or iteration % train.sample_interval:
             return
@@ -145,7 +153,7 @@ class Trainer:
         self.logger.say(f"sample at iteration {iteration} | {self.tokenizer.decode(text)!r}")
 
     def _report_loss(self, blend: Blend, part: str) -> float | None:
-        """Report the loss on the first `train.eval_batches` global batches, or on all samples if there are fewer.
+        """Report the loss on a part's first `train.eval_batches` global batches, or on all samples.
 
         None, with a warning the first time, if they have no targets.
         """

@@ -1,6 +1,6 @@
 """File input and output of every step: compressed text, JSON-lines shards, all-or-nothing writes.
 
-A shard is `*.jsonl.zst` with one document per line: `{"id", "url", "text", …}`. Writers make a regular file appear
+A shard is `*.jsonl.zst` with one document per line: `{"id", "url", "text", …}`. Files appear
 complete or not at all; readers name the file and the line that they cannot read.
 """
 
@@ -30,13 +30,11 @@ from common.files.inputs import (
     require_regular,
     sha256,
 )
+from common.files.kinds import is_binary, is_torn, kind_of
 from common.files.reading import (
     COMPRESSED,
     Frames,
-    is_binary,
     is_readable,
-    is_torn,
-    kind_of,
     read_blocks,
     read_cells,
     read_head,
@@ -53,6 +51,7 @@ from common.files.shards import (
     shard_name,
     shard_paths,
     shard_stem,
+    sharded_lines,
     sharded_writer,
 )
 from common.files.writing import (

@@ -1,13 +1,14 @@
 """Reads documents from JSON lines, and refuses documents that a step has dropped.
 
-Every line in a file of rejects is marked: `{"dropped_by": "clean", …, "reason": "short"}`. All readers of documents
-raise InputError at the first marked line, so rejects are never taken for a corpus.
+Each line of rejects is marked: `{"dropped_by": "clean", …, "reason": "short"}`. All readers of
+documents raise InputError at a marked line, so rejects are never taken for a corpus.
 """
 
 import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
@@ -22,20 +23,20 @@ from common.files.writing import naming
 Document = dict[str, Any]
 
 MARK = "dropped_by"
-"""Key that only dropped documents have; its value is the step that dropped them."""
+"""Key of dropped documents alone; its value is the step that dropped them."""
 _MARKED = f'{{"{MARK}":'.encode()
 
 REMOVED_IDS = Path("takedown/ids.txt")
-"""Below a run: the ids of documents that `workflow.provenance.remove` has removed; no step takes them in again."""
+"""Below a run: ids that `workflow.provenance.remove` removed; no step reads them again."""
 
-LONGEST_LINE = 60_000_000  # bytes; a step takes up to 30 times as much for a document, and the rules ask for 2 GB
+LONGEST_LINE = 60_000_000  # bytes; a step needs up to 30 times as much, and the rules ask for 2 GB
 _BLOCK = 1 << 18  # bytes of a compressed file that `lines_at` reads at a time
 _DEEPEST = 100  # levels; orjson writes 254, pickle fewer than 1,000
 _FIRST_ROUNDED = 2.0**63  # orjson reads larger integers as floats if they do not fit in 64 bits
 
 
 class BadLines:
-    """Counts lines that are not documents, or other `unit`s; `check` raises if their share is too large."""
+    """Counts lines (or other `unit`s) that are not documents; `check` limits their share."""
 
     def __init__(self, max_share: float, unit: str = "line", cure: str = "repair the file", named: int = 1) -> None:
         self.max_share = max_share
@@ -63,7 +64,7 @@ class BadLines:
 
 
 def holds_rejects(path: Path) -> bool | None:
-    """Whether a regular file begins with a dropped document; None if it is empty or cannot be read."""
+    """Whether a regular file begins with a dropped document; None if empty or unreadable."""
     try:
         line = next(read_blocks(path, 1 << 14), b"").partition(b"\n")[0]
     except (InputError, OSError):
@@ -72,31 +73,32 @@ def holds_rejects(path: Path) -> bool | None:
 
 
 def read_object(line: bytes, where: str, strings: Sequence[str], skip: Sequence[str] = ()) -> Document | str:
-    """Parse a JSON object with strings under `strings`, without the keys in `skip`; or return what is wrong.
+    """Parse a JSON object with strings under `strings`, without the keys in `skip`.
 
-    Every value can be written as it was read; NaN and infinity, which Python's json writes, are null, as in Parquet.
-    `where` is `file:line`. Raises InputError for a dropped document.
+    Returns what is wrong if it cannot be written as it was read. NaN and infinity, which Python's
+    json writes, become null. `where` is `file:line`. Raises InputError for a dropped document.
     """
     if len(line) > LONGEST_LINE:
         return f"longer than {LONGEST_LINE:,} bytes; split the document"
     try:
-        found: Any = orjson.loads(line)
+        document: Any = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         plain = _without_constants(line)
         if plain is None:
             return _malformed(line, error)
-        line, found = plain, orjson.loads(plain)
-    if not isinstance(found, dict):
+        line, document = plain, orjson.loads(plain)
+    if not isinstance(document, dict):
         return "not a JSON object"
-    if MARK in found:
+    if MARK in document:
         raise InputError(
-            f"{where}: dropped by the step {found[MARK]}: the file holds rejects; name the step's shards instead, or "
-            f'remove "{MARK}" from its lines to read them'
+            f"{where}: dropped by the step {document[MARK]}: the file holds rejects; name the step's shards instead, "
+            f'or remove "{MARK}" from its lines to read them'
         )
     for key in strings:
-        if not isinstance(found.get(key), str):
+        if not isinstance(document.get(key), str):
             return f"no string under {key!r}"
-    document: Document = {key: found[key] for key in found if key in strings or key not in skip} if skip else found
+    for key in set(skip).difference(strings):
+        document.pop(key, None)
     return _unwritable(document, line) or document
 
 
@@ -109,7 +111,7 @@ def _malformed(line: bytes, error: orjson.JSONDecodeError) -> str:
 
 
 def _without_constants(line: bytes) -> bytes | None:
-    """The JSON of a line that has NaN, Infinity or -Infinity as values, with null instead; None if it is not JSON."""
+    """A line of JSON with null instead of NaN, Infinity and -Infinity; None if it is not JSON."""
     if b"NaN" not in line and b"Infinity" not in line:
         return None
     try:
@@ -121,17 +123,17 @@ def _without_constants(line: bytes) -> bytes | None:
 
 
 def _unwritable(value: Document, line: bytes) -> str:
-    """Why a parsed object could not be written as it was read; empty if it can. Walks all values once, by level."""
-    level: list[Any] = [value]
+    """Why a parsed object could not be written as it was read; empty if it can."""
+    containers: list[Any] = [value]
     depth, has_large = 0, False
-    while level:
+    while containers:
         depth += 1
         if depth > _DEEPEST:
             return f"nested more than {_DEEPEST} deep; flatten or remove that key"
-        inner = [one for outer in level for one in (outer.values() if type(outer) is dict else outer)]
+        values = [inner for outer in containers for inner in (outer.values() if type(outer) is dict else outer)]
         # not isinstance: this sees every value of a corpus
-        has_large = has_large or any(type(one) is float and abs(one) >= _FIRST_ROUNDED for one in inner)
-        level = [one for one in inner if type(one) in (dict, list)]
+        has_large = has_large or any(type(inner) is float and abs(inner) >= _FIRST_ROUNDED for inner in values)
+        containers = [inner for inner in values if type(inner) in (dict, list)]
     integers: list[str] = []
     if has_large:  # a float that may have been an integer
         json.loads(line, parse_int=integers.append)
@@ -152,9 +154,9 @@ def _located_lines(path: Path, frames: Frames | None, encoding: str = "utf-8") -
 
 
 def read_json_lines(path: Path, encoding: str = "utf-8") -> Iterator[bytes]:
-    """The lines of a file of JSON objects; longer ones are truncated to just over LONGEST_LINE bytes.
+    """The lines of a file of JSON objects, truncated to just over LONGEST_LINE bytes.
 
-    Raises InputError for a file that begins with a megabyte of something else.
+    Raises InputError for a file whose first megabyte has no object.
     """
     return (line for _, line in _located_lines(path, None, encoding))
 
@@ -162,8 +164,8 @@ def read_json_lines(path: Path, encoding: str = "utf-8") -> Iterator[bytes]:
 def read_documents(path: Path, bad: BadLines | None = None) -> Iterator[Document]:
     """The documents of one JSON-lines file, decompressed according to its suffix.
 
-    A document is an object with a string under "text" and one under "id". Other lines are counted in `bad`; without it,
-    the first one raises InputError with file and line. A dropped document always raises.
+    A document is an object with strings under "text" and "id". Other lines are counted in `bad`, or
+    raise InputError without it. A dropped document always raises.
     """
     return (document for _, _, document in located_documents(path, bad))
 
@@ -171,31 +173,30 @@ def read_documents(path: Path, bad: BadLines | None = None) -> Iterator[Document
 def located_documents(
     path: Path, bad: BadLines | None = None, frames: Frames | None = None
 ) -> Iterator[tuple[int, int, Document]]:
-    """`read_documents` with (position, length) of each line, in bytes of the decompressed file, for `lines_at`.
+    """`read_documents` with (position, length) of each line of text, for `lines_at`.
 
-    `frames` is filled with the frames of a compressed file, and is complete after the last document.
+    Fills `frames` while reading.
     """
     for number, (position, line) in enumerate(_located_lines(path, frames), start=1):
         if bad is not None:
             bad.lines += 1
         where = f"{path}:{number}"
-        found = read_object(line, where, ("text", "id"))
-        if not isinstance(found, str):
-            yield position, len(line), found
+        document = read_object(line, where, ("text", "id"))
+        if not isinstance(document, str):
+            yield position, len(line), document
         elif bad is None:
-            raise InputError(f"{where}: {found}")
+            raise InputError(f"{where}: {document}")
         else:
-            bad.add(f"{where}: {found}")
+            bad.add(f"{where}: {document}")
 
 
 def lines_at(path: Path, frames: Frames, lines: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-    """The lines with some (position, length), ordered by position; `located_documents` gives both and `frames`.
+    """The lines at (position, length), in order of position, both from `located_documents`.
 
-    Reads the frames that hold them, so a file of one frame up to the last of them; any file that is not compressed is
-    read only there. Raises InputError for a file that is damaged, or shorter than that.
+    Decompresses only the frames that hold them. Raises InputError for a damaged or shorter file.
     """
     text: Iterator[bytes] = iter(())
-    start, held = 0, b""  # text from `start` on, the last that has been read
+    start, held = 0, b""  # the block of text that was read last, and where it starts
     with path.open("rb") as file, naming(path):
         for position, length in lines:
             if path.suffix not in COMPRESSED:
@@ -215,7 +216,7 @@ def lines_at(path: Path, frames: Frames, lines: Iterable[tuple[int, int]]) -> It
 
 
 def _blocks(file: IO[bytes], frames: Frames, index: int) -> Iterator[bytes]:
-    """The bytes of the frames from one on, in blocks that end with a frame."""
+    """The bytes of a file from the frame `index` on; a block never spans two frames."""
     file.seek(frames[index][0])
     for following in range(index + 1, len(frames) + 1):
         left = frames[following][0] - frames[following - 1][0] if following < len(frames) else None
@@ -225,16 +226,15 @@ def _blocks(file: IO[bytes], frames: Frames, index: int) -> Iterator[bytes]:
 
 
 def read_shards(paths: Iterable[Path], bad: BadLines | None = None) -> Iterator[Document]:
-    """The documents of several files, in order; see `read_documents`."""
-    for path in paths:
-        yield from read_documents(path, bad)
+    """`read_documents` of several files."""
+    return chain.from_iterable(read_documents(path, bad) for path in paths)
 
 
 def removed_ids(paths: Iterable[Path]) -> frozenset[str]:
-    """The ids in files like REMOVED_IDS, one per line; a file that does not exist has none."""
+    """The ids in files like REMOVED_IDS, one per line; a missing file has none."""
     return frozenset(line.decode() for path in paths if path.is_file() for line in read_lines(path))
 
 
 def short_hash(text: str) -> str:
-    """First 16 hex digits of sha256: the `id` of a document, from its canonical URL or else its text."""
+    """First 16 hex digits of sha256: a document's `id`, from its canonical URL or else its text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,10 +1,7 @@
-"""Expands the paths, folders and globs of an option to files.
+"""Expands the paths, folders and globs of an option to files, and finds inputs that have changed.
 
-A step's folder also holds rejects, statistics, journals and temporary files. They are left out of folders and globs,
-with a note on stderr that counts and names them. A file of rejects that is named directly is refused.
-
-A fingerprint (size, time and hash) shows a later run that an input has changed. A file with another time but the same
-content has not changed.
+A step's folder also holds rejects, statistics, journals and temporary files. Folders and globs
+leave them out, with a note on stderr. Named directly, they are refused.
 """
 
 import glob
@@ -22,9 +19,10 @@ from common.console import note
 from common.errors import InputError
 from common.files.documents import holds_rejects
 from common.files.reading import COMPRESSED, is_readable, read_json, read_lines
+from common.files.writing import file_identity
 
 Kind = Literal["shards", "lists", "sources", "files"]
-"""What an option reads: shards of documents; URL lists; existing text; any files (WARC files, counts)."""
+"""What an option reads: shards of documents; URL lists; existing text; other files."""
 
 _SHARD = re.compile(rf".*\.jsonl({'|'.join(map(re.escape, COMPRESSED))})?")
 _UNFINISHED = (".tmp", ".journal", ".records")
@@ -39,24 +37,18 @@ _NOUNS: dict[Kind, str] = {
 _NAMED = 3  # files that a note names
 
 
-def _walk(folder: Path, seen: set[tuple[int, int]] | None = None) -> Iterator[Path]:
+def _walk(folder: Path) -> Iterator[Path]:
     """Every file below a folder except hidden ones. Follows links, and visits each folder once."""
-    seen, new = seen or {_folder_id(folder)}, []
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue
-        if not path.is_dir():
-            yield path
-        elif (number := _folder_id(path)) not in seen:  # a link may lead back to a parent folder
-            seen.add(number)
-            new.append(path)
-    for inner in new:
-        yield from _walk(inner, seen)
-
-
-def _folder_id(folder: Path) -> tuple[int, int]:
-    found = folder.stat()
-    return found.st_dev, found.st_ino
+    seen, folders = {file_identity(folder)}, [folder]
+    for each in folders:
+        for path in sorted(each.iterdir()):
+            if path.name.startswith("."):
+                continue
+            if not path.is_dir():
+                yield path
+            elif (identity := file_identity(path)) not in seen:  # a link may lead to a parent folder
+                seen.add(identity)
+                folders.append(path)
 
 
 def _is_other(path: Path, kind: Kind) -> bool:
@@ -71,13 +63,13 @@ def _is_other(path: Path, kind: Kind) -> bool:
 
 def _matches(pattern: str) -> dict[Path, bool]:
     """The files that a glob matches, each with whether it is inside a matching folder."""
-    found: dict[Path, bool] = {}
+    matches: dict[Path, bool] = {}
     for name in glob.glob(pattern, recursive=True):
         if not os.path.isdir(name):
-            found[Path(name)] = False
+            matches[Path(name)] = False
         elif "**" not in pattern:
-            found |= dict.fromkeys(_walk(Path(name)), True)
-    return found
+            matches |= dict.fromkeys(_walk(Path(name)), True)
+    return matches
 
 
 _PATHS = re.compile(r".*\.paths(\.gz)?")
@@ -85,7 +77,7 @@ _TRAIN = re.compile(r"(.*[-_./])?train([-_./].*)?")
 
 
 def _split(folder: Path, files: Iterable[Path]) -> set[Path]:
-    """The files of the train split, or of all, if a folder is a dataset of Parquet or Arrow files; none otherwise."""
+    """The Parquet and Arrow files of a dataset folder: of its train split, or all."""
     tables = {path for path in files if path.suffix in (".parquet", ".arrow") and not path.name.startswith("cache-")}
     for state in {path for path in files if path.name == "state.json" and path.with_name("dataset_info.json").exists()}:
         with suppress(KeyError, TypeError):  # of Dataset.save_to_disk, or another program's
@@ -94,19 +86,19 @@ def _split(folder: Path, files: Iterable[Path]) -> set[Path]:
 
 
 def _listed(path: Path) -> list[Path]:
-    """The files that a Common Crawl list of paths names, such as warc.paths.gz, next to it or below its folder.
+    """The files in a Common Crawl list such as warc.paths.gz, next to it or below its folder.
 
     Raises InputError if some are missing.
     """
     names = [name for line in read_lines(path) if (name := line.decode("utf-8", "replace").strip())]
-    found = [path.parent / name if (path.parent / name).exists() else path.with_name(Path(name).name) for name in names]
-    missing = [name for name, file in zip(names, found, strict=True) if not file.is_file()]
+    files = [path.parent / name if (path.parent / name).exists() else path.with_name(Path(name).name) for name in names]
+    missing = [name for name, file in zip(names, files, strict=True) if not file.is_file()]
     if missing:
         raise InputError(
             f"{path}: {len(missing):,} of its {len(names):,} files are missing below {path.parent}, such as "
             f"{missing[0]}; nothing is downloaded: put them there, or shorten the list"
         )
-    return found
+    return files
 
 
 def find_inputs(pattern: str, kind: Kind) -> tuple[list[Path], list[Path]]:
@@ -116,21 +108,21 @@ def find_inputs(pattern: str, kind: Kind) -> tuple[list[Path], list[Path]]:
         if _is_other(path, kind):
             raise InputError(f"{path}: rejects, statistics or a temporary file, not an input; name the step's shards")
         return _listed(path) if kind == "sources" and _PATHS.fullmatch(path.name) else [path], []
-    found = dict.fromkeys(_walk(path), True) if path.is_dir() else _matches(pattern)
-    if kind == "sources" and path.is_dir() and (split := _split(path, found)):
-        return sorted(split), sorted(found.keys() - split)
+    matches = dict.fromkeys(_walk(path), True) if path.is_dir() else _matches(pattern)
+    if kind == "sources" and path.is_dir() and (split := _split(path, matches)):
+        return sorted(split), sorted(matches.keys() - split)
     left_out = set()
-    for file, in_folder in found.items():
+    for file, in_folder in matches.items():
         is_shard = kind != "shards" or not in_folder or _SHARD.fullmatch(file.name)
         if not file.is_file() or not is_shard or _is_other(file, kind):  # reading a pipe would block
             left_out.add(file)
-    return sorted(found.keys() - left_out), sorted(left_out)
+    return sorted(matches.keys() - left_out), sorted(left_out)
 
 
 def expand_inputs(patterns: Iterable[str], kind: Kind = "files") -> list[Path]:
-    """The files of all patterns: paths, folders (everything below, sorted) and globs (sorted); `-` is stdin.
+    """The files of all patterns: paths, folders and globs (sorted); `-` is stdin.
 
-    Raises InputError for a pattern that matches nothing, so that an input is never silently empty.
+    Raises InputError for a pattern that matches nothing.
     """
     paths: list[Path] = []
     for pattern in patterns:
@@ -147,7 +139,7 @@ def expand_inputs(patterns: Iterable[str], kind: Kind = "files") -> list[Path]:
 
 
 def require_regular(paths: Iterable[Path], reader: str) -> None:
-    """Raise InputError for a pipe or a device; `reader` reads its inputs more than once."""
+    """Raise InputError for a pipe or a device, because `reader` reads its inputs twice."""
     for path in paths:
         if str(path) == "-" or (path.exists() and not path.is_file()):
             raise InputError(f"{path}: is not a regular file, but {reader} reads it twice; write it to a file first")
@@ -158,9 +150,9 @@ Fingerprint = dict[str, Any]
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """The fingerprint of a file. Take it before reading: a file that changes after that has a later time."""
-    found = path.stat()
-    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "sha256": sha256(path)}
+    """Size, time and hash of a file. Take it before reading, so that a later change is seen."""
+    status = path.stat()
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": sha256(path)}
 
 
 def sha256(path: Path) -> str:
@@ -170,19 +162,19 @@ def sha256(path: Path) -> str:
 
 
 def digest(path: Path) -> dict[str, Any]:
-    """`{"size": bytes, "xxh3": hex}`, which detect damage."""
+    """`{"size": bytes, "xxh3": hex}`, to detect damage."""
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "xxh3": hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}
 
 
 def first_change(read: Mapping[str, Fingerprint], now: Iterable[Path]) -> str | None:
-    """The first change of the files since they were read, or None; only files with another time are hashed."""
+    """The first change of content since the files were read, or None."""
     files = {str(path): path for path in now}
     for name in sorted(read.keys() ^ files.keys()):
         return f"{name}: {'new' if name in files else 'missing'} since the inputs were read"
     for name, path in files.items():
-        then, found = read[name], path.stat()
-        same_size = found.st_size == then["size"]
-        if not same_size or (found.st_mtime_ns != then["mtime_ns"] and sha256(path) != then["sha256"]):
+        then, status = read[name], path.stat()
+        same_size = status.st_size == then["size"]
+        if not same_size or (status.st_mtime_ns != then["mtime_ns"] and sha256(path) != then["sha256"]):
             return f"{name}: changed since it was read"
     return None

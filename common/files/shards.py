@@ -1,7 +1,7 @@
 """Names and writers of shards: one JSON document per line, compressed if the name ends in `.zst`.
 
-A compressed shard is a sequence of zstd frames, each of complete lines, so that `lines_at` reads one document without
-the rest. Where a frame ends depends on the lines alone.
+A compressed shard is a sequence of zstd frames, each of whole lines, so `lines_at` reads one
+document without the rest. Where a frame ends depends on the lines alone.
 """
 
 import io
@@ -19,12 +19,11 @@ from common.files.documents import MARK, Document
 from common.files.writing import output_files
 from common.workers import threaded_map
 
-MAX_SHARDS = 100_000  # ten times what has been tried: a mistyped number would make files for hours
-FRAME = 128 << 10
-"""Bytes of text that end a frame; 0.1 ms decompress it."""
+MAX_SHARDS = 100_000  # ten times what has been tried: a typo would make files for hours
+FRAME = 128 << 10  # bytes of text that end a frame; decompressed in 0.1 ms
 _LEVEL = 6  # makes frames of 128 KB as small as level 3 makes a whole shard
 _LINE = orjson.OPT_APPEND_NEWLINE
-_HELD = 64 << 20  # bytes of lines that a writer of shards holds
+_HELD = 64 << 20  # bytes of lines that `sharded_lines` holds
 
 Write = Callable[[Document], object]
 
@@ -47,7 +46,7 @@ def require_distinct_stems(shards: Sequence[Path]) -> None:
 
 
 def shard_paths(folder: Path, shards: int, suffix: str) -> list[Path]:
-    """`folder/0000SUFFIX`, `folder/0001SUFFIX`, …: one path per shard. Raises InputError for too many."""
+    """`folder/0000SUFFIX`, `folder/0001SUFFIX`, … Raises InputError for too many."""
     if shards > MAX_SHARDS:
         raise InputError(f"{folder}: {shards:,} shards; choose at most {MAX_SHARDS:,}")
     return [folder / f"{shard_name(shard)}{suffix}" for shard in range(shards)]
@@ -55,7 +54,7 @@ def shard_paths(folder: Path, shards: int, suffix: str) -> list[Path]:
 
 @contextmanager
 def _lines_to(file: IO[bytes], suffix: str) -> Iterator[Callable[[bytes], object]]:
-    """Yield a function that appends a line; with `.zst` as frames, whose bytes depend only on the lines."""
+    """Yield a function that appends a line; with `.zst` as frames."""
     if suffix != ".zst":
         yield file.write
         return
@@ -64,7 +63,8 @@ def _lines_to(file: IO[bytes], suffix: str) -> Iterator[Callable[[bytes], object
 
     def end_frame() -> None:
         nonlocal held, frames
-        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)  # one thread: always the same bytes
+        # one thread: always the same bytes
+        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
         file.write(compressor.compress(b"".join(lines)))
         lines.clear()
         held, frames = 0, frames + 1
@@ -83,9 +83,9 @@ def _lines_to(file: IO[bytes], suffix: str) -> Iterator[Callable[[bytes], object
 
 @contextmanager
 def line_writer(path: Path | None) -> Iterator[Callable[[bytes], object]]:
-    """Yield a function that appends a line, with its end, to `path`, which appears complete or not at all.
+    """Yield a function that appends a line, with its end, to `path`; does nothing without a path.
 
-    A path that ends in `.zst` is compressed. The bytes depend only on the lines. Without a path, nothing is written.
+    The file appears complete or not at all, and is compressed if its name ends in `.zst`.
     """
     if path is None:
         yield lambda line: None
@@ -96,24 +96,18 @@ def line_writer(path: Path | None) -> Iterator[Callable[[bytes], object]]:
 
 @contextmanager
 def document_writer(path: Path | None, dropped_by: str = "") -> Iterator[Write]:
-    """`line_writer` for documents.
-
-    Rejects are marked with the step that has dropped them, so that no reader takes them for documents.
-    """
-    if path is None:
-        yield lambda document: None
-        return
+    """`line_writer` for documents. `dropped_by` marks rejects with the step that dropped them."""
     mark = {MARK: dropped_by} if dropped_by else {}
     with line_writer(path) as write:
-        yield lambda document: write(orjson.dumps(mark | document if mark else document, option=_LINE))
+        yield lambda document: write(orjson.dumps(mark | document, option=_LINE))
 
 
 @contextmanager
-def sharded_writer(paths: Sequence[Path], threads: int = 1) -> Iterator[Callable[[int, Document], None]]:
-    """Yield a function that appends a document to the shard of a number; all `paths` appear, or none.
+def sharded_lines(paths: Sequence[Path], threads: int = 1) -> Iterator[Callable[[int, bytes], object]]:
+    """Yield a function that appends lines to the shard of a number; all `paths` appear, or none.
 
-    Holds 64 MB of lines, and opens one file at a time: a process may not open a thousand. Each time 64 MB are full,
-    every shard gets frames, compressed by `threads` threads. The bytes depend on the documents and their order alone.
+    Holds 64 MB, and opens one file at a time: a process may not open a thousand. When 64 MB are
+    full, `threads` threads compress a frame or more per shard. The bytes depend on the lines alone.
     """
     pending: list[list[bytes]] = [[] for _ in paths]
     held = 0
@@ -133,9 +127,8 @@ def sharded_writer(paths: Sequence[Path], threads: int = 1) -> Iterator[Callable
             ):
                 output.append(data)
 
-        def write(shard: int, document: Document) -> None:
+        def write(shard: int, line: bytes) -> None:
             nonlocal held
-            line = bytes(memoryview(orjson.dumps(document, option=_LINE)))  # orjson's own has 1 KB and more to spare
             pending[shard].append(line)
             held += len(line)
             if held >= _HELD:
@@ -144,3 +137,11 @@ def sharded_writer(paths: Sequence[Path], threads: int = 1) -> Iterator[Callable
 
         yield write
         flush()
+
+
+@contextmanager
+def sharded_writer(paths: Sequence[Path], threads: int = 1) -> Iterator[Callable[[int, Document], object]]:
+    """`sharded_lines` for documents."""
+    with sharded_lines(paths, threads) as write:
+        # the copy is small: orjson's own bytes have 1 KB and more to spare
+        yield lambda shard, document: write(shard, bytes(memoryview(orjson.dumps(document, option=_LINE))))

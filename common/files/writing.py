@@ -1,14 +1,15 @@
-"""All-or-nothing writes: `<name>.tmp` is written, fsynced and renamed, or removed if anything fails.
+"""All-or-nothing writes: `<name>.tmp` is written, fsynced and renamed, or removed on failure.
 
-An output is a regular file, or does not exist yet; links are followed, and everything else is refused. Every write
-error names the file. A folder of results is replaced or removed as a whole, if it has no foreign files:
+An output is a regular file, or does not exist yet; links are followed, and everything else is
+refused. Every write error names the file. A folder of results is replaced or removed as a whole, if
+it has no foreign files:
 
     own = re.compile(r"[0-9]+\\.pairs").fullmatch
     if foreign := first_foreign_file(folder, own): ...    # a file that we did not write
     remove_own(folder, own)
-    with replace_folder(folder, check) as new: ...        # write the files to `new`
+    with replace_folder(folder, check) as new: ...        # write the files to `new`, a marker last
 
-A cache, which any reader may make again, is written by `cache_path`: nobody waits and nobody is refused.
+A cache, which any reader may make again, is written by `cache_path`: nobody waits or is refused.
 """
 
 import fcntl
@@ -33,11 +34,11 @@ import psutil
 from common.errors import InputError
 
 _BUFFER = 1 << 15  # bytes
-_SMALL = 10.0  # seconds that a writer waits for another one of the same small file
+_SMALL_FILE = 10.0  # seconds that `write_text` waits for another writer
 
 
 def target_of(path: Path) -> Path:
-    """The file that an output replaces, with links resolved. Raises InputError unless it is a regular file."""
+    """The regular file that an output replaces, with links resolved, or InputError."""
     try:
         usable = stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -49,33 +50,34 @@ def target_of(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _identity(path: Path) -> tuple[object, ...]:
-    """A key that is equal for two paths to the same file."""
+def file_identity(path: Path) -> tuple[object, ...]:
+    """A key that is equal for two paths to the same file or folder."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return (os.path.realpath(path),)
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path] = ()) -> None:
-    """Raise InputError for an output that cannot be written, equals another output, or would overwrite an input."""
+    """Raise InputError for an output that cannot be written, or is another output or an input."""
     taken: dict[tuple[object, ...], Path] = {}
     for path in filter(None, outputs):
-        found = _identity(target_of(path))
-        if found in taken:
-            raise InputError(f"{path}: is the same file as the output {taken[found]}; name two different files")
-        taken[found] = path
+        identity = file_identity(target_of(path))
+        if identity in taken:
+            raise InputError(f"{path}: is the same file as the output {taken[identity]}; name two different files")
+        taken[identity] = path
     for path in inputs:
-        found = _identity(Path("/dev/stdin") if str(path) == "-" else path)
-        if found in taken:
-            raise InputError(f"{taken[found]}: would overwrite the input {path}; choose another output")
+        identity = file_identity(Path("/dev/stdin") if str(path) == "-" else path)
+        if identity in taken:
+            raise InputError(f"{taken[identity]}: would overwrite the input {path}; choose another output")
 
 
 def lock(file: IO[Any], wait: bool = False) -> bool:
     """Lock an open file until it is closed, or its process ends.
 
-    Returns False if another process has it, unless `wait`; True where the file system has no locks.
+    Returns False if another process has locked it, unless `wait`; True without locks in the file
+    system.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -88,11 +90,11 @@ def lock(file: IO[Any], wait: bool = False) -> bool:
 
 @contextmanager
 def locked_run(run: Path) -> Iterator[None]:
-    """Hold RUN/records/lock. Raises InputError if another process has it."""
+    """Hold RUN/records/lock. Raises InputError if another process holds it."""
     (run / "records").mkdir(parents=True, exist_ok=True)
     with open(run / "records/lock", "a+") as file:
         if not lock(file):
-            time.sleep(1)  # the other one locks first, then writes who it is
+            time.sleep(1)  # the other process locks first, then writes who it is
             file.seek(0)
             raise InputError(f"{run} is locked: {file.read()} works on it; wait for it, or stop it")
         file.truncate(0)
@@ -103,7 +105,7 @@ def locked_run(run: Path) -> Iterator[None]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the file name to an OSError raised inside the block: a full disk gives none."""
+    """Add the file name to an OSError raised in the block: that of a full disk has none."""
     try:
         yield
     except OSError as error:
@@ -113,7 +115,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def scratch_file(folder: Path) -> IO[bytes]:
-    """An empty file without a name in `folder`, open for reading and writing; its errors name the folder."""
+    """An empty file without a name in `folder`; its errors name the folder."""
     with TemporaryFile(dir=folder) as file:
         return io.BufferedRandom(_NamedFile(os.dup(file.fileno()), "r+", folder), _BUFFER)
 
@@ -139,29 +141,28 @@ class Output:
     """A file that is being written; see `output_files`."""
 
     path: Path
-    """The path as given."""
     target: Path
-    """The file that is replaced at the end: `path` with links resolved."""
+    """`path` with links resolved."""
 
     @property
     def temporary(self) -> Path:
-        """The file that is written until then."""
+        """The file that replaces `target` in the end."""
         return self.target.with_name(self.target.name + ".tmp")
 
     def open(self, mode: str = "w") -> IO[bytes]:
-        """The empty file, open for writing. Call it once."""
+        """The temporary file, open for writing. Call it once."""
         return io.BufferedWriter(_NamedFile(self.temporary, mode, self.path), _BUFFER)
 
     def append(self, data: bytes) -> None:
-        """Append bytes without keeping the file open, because a process may not have a thousand open files."""
+        """Append bytes and close the file: a process may not have a thousand open files."""
         with self.open("a") as file:
             file.write(data)
 
 
 def open_locked(path: Path, refusal: str, patience: float = 0) -> IO[bytes]:
-    """Open a file for reading and writing, made if it is missing, locked until it is closed.
+    """Open a file for reading and writing, created if missing, locked until it is closed.
 
-    Raises InputError with the message `refusal` if another process has it for more than `patience` seconds.
+    Raises InputError(refusal) if another process holds the lock for more than `patience` seconds.
     """
     end = time.monotonic() + patience
     while True:
@@ -178,16 +179,16 @@ def open_locked(path: Path, refusal: str, patience: float = 0) -> IO[bytes]:
         except BaseException:
             file.close()
             raise
-        file.close()  # its owner has it, or has just renamed or removed it: then this lock guards nothing
+        file.close()  # another process holds it, or has renamed or removed the file
 
 
 @contextmanager
 def output_files(paths: Sequence[Path], patience: float = 0) -> Iterator[list[Output]]:
-    """Yield one Output per path. All files appear when the block succeeds, none of them otherwise.
+    """Yield one Output per path. All files appear when the block succeeds, none otherwise.
 
-    Raises InputError for a path that is not writable, and if another process writes the same files for more than
-    `patience` seconds, such as an orphan of a killed run; the first file's lock guards all of them, and they appear in
-    reverse order.
+    Raises InputError for a path that is not writable, and if another process, such as an orphan of
+    a killed run, writes the same files for more than `patience` seconds. The first file's lock
+    guards all, so they appear in reverse order.
     """
     outputs = [Output(path, target_of(path)) for path in paths]
     left = list(outputs)
@@ -205,7 +206,7 @@ def output_files(paths: Sequence[Path], patience: float = 0) -> Iterator[list[Ou
             yield outputs
             for output in outputs:
                 fsync(output.temporary)
-            while left:  # the first one last: renaming releases its lock
+            while left:  # the first file last: renaming releases its lock
                 left[-1].temporary.replace(left[-1].target)
                 left.pop()
             for folder in folders:
@@ -218,7 +219,7 @@ def output_files(paths: Sequence[Path], patience: float = 0) -> Iterator[list[Ou
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """`output_files` for a writer that needs a path: yields the temporary one."""
+    """`output_files` for a writer that needs a path: yields the temporary file's."""
     with output_files([path]) as (output,):
         yield output.temporary
 
@@ -227,8 +228,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def cache_path(path: Path) -> Iterator[Path]:
     """Yield the path of a new file, which becomes `path` when the block succeeds.
 
-    For a cache: any reader may make it again, and several may at once. Each writes a file of its own, and the last one
-    stays; a reader has a whole one, old or new. What killed writers on this machine have left is removed.
+    Several processes may write a cache at once, each its own file; the last rename wins, and
+    readers see a whole file. Removes the files of killed writers on this machine.
     """
     target = target_of(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -258,20 +259,20 @@ def fsync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small text file atomically. Of several writers at once, the last one's stays; none is refused."""
-    with output_files([path], _SMALL) as (output,), output.open() as file:
+    """Write a small text file atomically. Writers take turns; the last one's text stays."""
+    with output_files([path], _SMALL_FILE) as (output,), output.open() as file:
         file.write(text.encode())
 
 
 def write_json(path: Path, value: object, *, indent: bool = True) -> None:
-    """Write `value` as JSON with a trailing newline, atomically; on one line without `indent`."""
+    """Write JSON with a trailing newline, atomically; on one line without `indent`."""
     write_text(path, orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None).decode() + "\n")
 
 
 def first_foreign_file(folder: Path, own: Callable[[str], object]) -> Path | None:
-    """The first entry of a folder, by name, that is not a regular file with one of our names, or None.
+    """The first entry of a folder, by name, that is no regular file with a name of ours, or None.
 
-    Folders and symbolic links count as foreign, and so does `folder` itself if it is a link or not a folder.
+    Folders and symbolic links count as foreign, as does `folder` if it is a link or no folder.
     """
     if folder.is_symlink() or not folder.is_dir():
         return folder
@@ -280,7 +281,7 @@ def first_foreign_file(folder: Path, own: Callable[[str], object]) -> Path | Non
 
 
 def remove_own(folder: Path, own: Callable[[str], object]) -> None:
-    """Remove a folder of our files if it exists. Raises InputError and removes nothing if it has a foreign file."""
+    """Remove a folder of our files, if it exists. Raises InputError if it has a foreign file."""
     if not folder.is_symlink() and not folder.exists():
         return
     if foreign := first_foreign_file(folder, own):
@@ -290,13 +291,17 @@ def remove_own(folder: Path, own: Callable[[str], object]) -> None:
     folder.rmdir()
 
 
-def swap_folder(new: Path, folder: Path, old: Path, check: Callable[[], None] = lambda: None) -> None:
-    """Rename `new` to `folder`, and an older `folder` to `old`; if that or `check` fails, the older one is restored."""
+def swap_folder(new: Path, folder: Path, old: Path, check: Callable[[Path], None] = lambda old: None) -> None:
+    """Rename `new`, whose files are on disk, to `folder`, and an older `folder` to `old`.
+
+    If that or `check(old)` fails, the older folder gets its name back.
+    """
     replaces = folder.exists()
     if replaces:
         folder.rename(old)
     try:
-        check()
+        if replaces:
+            check(old)
         new.rename(folder)
     except BaseException:
         if replaces:
@@ -306,12 +311,12 @@ def swap_folder(new: Path, folder: Path, old: Path, check: Callable[[], None] = 
 
 
 @contextmanager
-def replace_folder(folder: Path, check: Callable[[Path, Path], None]) -> Iterator[Path]:
-    """Yield an empty folder that replaces `folder` when the block ends without an error.
+def replace_folder(folder: Path, check: Callable[[Path], None] = lambda old: None) -> Iterator[Path]:
+    """Yield an empty folder; when the block succeeds, it is flushed to disk and becomes `folder`.
 
-    The work is done in FOLDER.partial/. `check(old, new)` is called before an older folder is deleted; if it raises,
-    `folder` stays as it was. What a killed command left is removed, and an older folder that it had moved away is put
-    back. Raises InputError if another process writes the same folder.
+    The block works in FOLDER.partial/new. `check(old)` is called before an older folder is deleted;
+    if it raises, `folder` stays as it was. What a killed command left is removed; an older folder
+    that it had moved away is put back. Raises InputError if another process writes this folder.
     """
     work = folder.with_name(f"{folder.name}.partial")
     new, old, lock = work / "new", work / "old", work / "lock"
@@ -324,9 +329,9 @@ def replace_folder(folder: Path, check: Callable[[Path, Path], None]) -> Iterato
             shutil.rmtree(old, ignore_errors=True)
             new.mkdir()
             yield new
-            for path in new.rglob("*"):
+            for path in (new, *new.rglob("*")):
                 fsync(path)
-            swap_folder(new, folder, old, lambda: check(old, new) if old.exists() else None)
+            swap_folder(new, folder, old, check)
         finally:
             shutil.rmtree(new, ignore_errors=True)
             if folder.exists():  # otherwise the older one could not be put back

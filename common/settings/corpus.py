@@ -37,7 +37,8 @@ class CleanSettings(Section):
     """Documents with fewer characters that mention "javascript" are dropped as browser notices."""
     filters: list[str] = []
     """Further filters, in this order: gopher, gopher_repetition, c4, fineweb, pii, digits
-    (docs/corpus.md)."""
+    (docs/corpus.md).
+    """
     fasttext: list[FastTextModel] = []
     """fastText models to filter by: a list of {path, label, least, name}."""
 
@@ -75,7 +76,8 @@ class DedupSettings(Section):
     """Length of the character n-grams that are compared."""
     shingle_words: Annotated[int, Field(ge=0)] = 0
     """Compare n-grams of this many words instead, without punctuation; in scripts without spaces,
-    such as Chinese, each character is a word. 0: character n-grams."""
+    such as Chinese, each character is a word. 0: character n-grams.
+    """
     bands: PositiveInt = 20
     """LSH bands; 20 x 6 finds 92 % of the pairs at Jaccard 0.7 and 99.8 % at 0.8."""
     rows: PositiveInt = 6
@@ -84,13 +86,16 @@ class DedupSettings(Section):
     """Seed of the permutations, below 2^32."""
     against: list[Path] = []
     """Earlier runs, or folders of `*.signatures`, whose documents win: a later document that is
-    like one that they kept is dropped."""
+    like one that they kept is dropped.
+    """
     ranges: PositiveInt = 1
     """Parts of the hashes of every band, so that more jobs can share them. Results do not depend on
-    it."""
+    it.
+    """
     jobs: PositiveInt = 8
-    """Slurm jobs that share the bands, and then the pairs to verify: at most (bands + 1) x ranges.
-    Results do not depend on it."""
+    """Maximum number of jobs that share the bands, and then the pairs to verify: one per 8 shards,
+    those of `against` included, and at most (bands + 1) x ranges. Results do not depend on it.
+    """
     memory_gb: PositiveFloat = 2.0
     """Memory limit per phase for data that grows with the corpus, in GB (see docs/dedup.md)."""
 
@@ -120,7 +125,8 @@ class DedupSettings(Section):
 
 class RepeatsSettings(Section):
     """Removal of lines and paragraphs that repeat over the corpus (`python -m corpus.repeats`); off
-    without units."""
+    without units.
+    """
 
     units: list[Literal["lines", "paragraphs"]] = []
     """What is compared: `lines`, `paragraphs` (lines without a blank one between them), or both."""
@@ -138,13 +144,15 @@ class RepeatsSettings(Section):
 
 class DecontaminateSettings(Section):
     """Removal of overlaps with evaluation sets (`python -m corpus.decontaminate`); off unless files
-    are named."""
+    are named.
+    """
 
     files: list[str] = []
     """Evaluation sets: files or globs; JSON lines (every string in them), or one item per line."""
     min_words: PositiveInt = 8
     """Minimum n-gram length; shorter items are left out. 1.5 Chinese or 2.5 Thai characters count
-    as a word."""
+    as a word.
+    """
     max_words: PositiveInt = 13
     """Maximum n-gram length; a longer item is found by any of its n-grams of this length."""
     max_count: PositiveInt = 10
@@ -165,7 +173,8 @@ class DecontaminateSettings(Section):
 
 class TrainTokenizerSettings(Section):
     """Training of a vocabulary on the corpus (`python -m corpus.train_tokenizer`); off unless
-    vocab_size is set."""
+    vocab_size is set.
+    """
 
     vocab_size: Annotated[int, Field(ge=0)] = 0
     """Number of entries: 256 bytes, the merges, and <|endoftext|> last. 0: GPT-2's vocabulary."""
@@ -189,7 +198,8 @@ class TokenizeSettings(Section):
     """Write <|endoftext|> after each document."""
     encoder_json: Path | None = None
     """Vocabulary instead of GPT-2's: an encoder.json (vocab.json) with vocab_bpe, or a
-    tokenizer.json without it. Default if train_tokenizer is on: RUN/tokenizer/encoder.json."""
+    tokenizer.json without it. Default if train_tokenizer is on: RUN/tokenizer/encoder.json.
+    """
     vocab_bpe: Path | None = None
     """Merges of encoder_json (merges.txt). With train_tokenizer: RUN/tokenizer/vocab.bpe."""
 
@@ -203,18 +213,21 @@ class CorpusSettings(Section):
     """URL lists: files, folders or globs."""
     sources: list[SourceSettings] = []
     """Existing text, in addition to URLs or instead of them: a list of {path, glob, format,
-    encoding, text_key, skip_keys, name}."""
+    encoding, text_key, skip_keys, name}.
+    """
     base: list[Path] = []
     """Finished runs that this one extends, one folder or all, the oldest first: URLs and files of
     `sources` that they have read are left out, and models also train on their datasets
-    (docs/corpus.md)."""
+    (docs/corpus.md).
+    """
     site: Path | None = None
     """Folder of a recorded site (workflow.demo.serve) to fetch URLs from. Left out: the web."""
     shards: Annotated[int, Field(gt=0, le=MAX_SHARDS)] = 1
     """Number of shards, at most 100,000; it fixes the order of documents and nothing else."""
     max_bad_share: Share = 0.001
     """Maximum share of unreadable lines in an input, and of text files in `sources`; a step with
-    more fails."""
+    more fails.
+    """
     blacklist: BlacklistSettings = BlacklistSettings()
     """URL rules."""
     scrape: ScrapeSettings = ScrapeSettings()

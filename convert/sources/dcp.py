@@ -19,8 +19,8 @@ import torch
 
 from common.errors import CheckpointError
 from convert.pt import ForeignClassError, Placeholder, check_archive, damage_named, load_archive, load_plain, once
-from convert.sources.source import Block, Sharded
-from training.checkpoint.files import StoredTensor
+from convert.sources.source import Sharded
+from training.checkpoint.files import Block, StoredTensor
 
 T = TypeVar("T")
 Size = tuple[int, ...]

@@ -5,12 +5,13 @@ from pathlib import Path
 from common.errors import CheckpointError
 from convert.arguments import Options
 from convert.sources.ranks import check_complete, qkv_order
-from convert.sources.source import Architecture, Block, Sharded, Source
+from convert.sources.source import Architecture, Sharded, Source
 from training import checkpoint
 from training.checkpoint.manifest import MANIFEST
-from training.checkpoint.parts import stored_tensors
+from training.checkpoint.parts import open_blocks, read_index
 from training.inference.load import origin_in, tokenizer_for
 from training.moments import ADAMW
+from training.region import Region
 
 
 def matches(folder: Path) -> bool:
@@ -24,10 +25,9 @@ def open_folder(folder: Path, options: Options) -> Source:
     settings, parallel, progress = manifest.experiment.model, manifest.experiment.parallel, manifest.progress
     if options.num_heads is not None and options.num_heads != settings.n_head:
         raise CheckpointError(f"{folder}: has {settings.n_head} heads; leave --num-heads out")
-    stored = {
-        key: Sharded(shape, tuple(Block(*part) for part in parts))
-        for key, (shape, parts) in stored_tensors(manifest).items()
-    }
+    index = read_index(manifest)
+    blocks = open_blocks(manifest, index, {key: Region.whole(entry.shape) for key, entry in index.items()})
+    stored = {key: Sharded(entry.shape, blocks[key]) for key, entry in index.items()}
 
     def under(prefix: str) -> dict[str, Sharded]:
         return {key.removeprefix(prefix): tensor for key, tensor in stored.items() if key.startswith(prefix)}

@@ -1,8 +1,7 @@
 """The common form of every source: GPT-2's tensors by name, each as blocks in files.
 
-Names are Hugging Face's without `transformer.` (`wte.weight`, `h.0.mlp.c_fc.weight`, …, and `lm_head.weight` if the
-head is not tied). Values stay as the source has them: padded vocabulary, the source's order of qkv rows, matrices
-[out, in] unless `conv1d`.
+Names are those of `training.tensors`. Values stay as the source has them: padded vocabulary, its
+order of qkv rows, matrices [out, in] unless `conv1d`.
 """
 
 import math
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from common.errors import CheckpointError
 from common.tokenizer import Tokenizer
-from training.checkpoint.files import StoredTensor
+from training.checkpoint.files import Block, StoredTensor
 from training.moments import ADAMW, moments_of
 from training.tensors import Sizes, all_names, leaf_of
 
@@ -28,7 +27,7 @@ _ELEMENTS = 4 << 20  # per band of rows
 
 @dataclass(frozen=True)
 class Architecture:
-    """The sizes and constants of a GPT-2, as in its config.json."""
+    """The sizes and constants of a GPT-2, as in config.json."""
 
     n_layer: int
     n_head: int
@@ -45,39 +44,39 @@ class Architecture:
 
     @property
     def sizes(self) -> Sizes:
-        """For the shapes in `training.tensors`, without padding."""
+        """The sizes for `training.tensors`, without padding."""
         return Sizes(self.n_embd, self.n_inner, self.n_positions, self.vocab_size)
 
     @property
     def parameters(self) -> int:
-        """Their number, without padding."""
+        """Number of parameters without padding."""
         return sum(math.prod(leaf_of(name).shape(self.sizes)) for name in all_names(self.n_layer, self.tied))
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a checkpoint or the flags state about its model; None, or absent, is unknown."""
+    """What a checkpoint or the flags state about the model; None or absent if unknown."""
 
     n_head: int | None = None
     vocab_size: int | None = None
     """True tokens."""
     tied: bool | None = None
     sizes: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """By field of `Architecture`, what must be that of the tensors: how it is called there, and its value."""
+    """Sizes that the tensors must have, by field of `Architecture`: recorded name and value."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of `Architecture`."""
     consumed_samples: int | None = None
     notes: tuple[str, ...] = ()
-    """What was assumed, a sentence each."""
+    """What was assumed, one sentence each."""
 
 
 @dataclass(frozen=True)
 class QKV:
-    """The order of the qkv rows in one shard, by Megatron's checkpoint_version; each head has `dim` rows of each.
+    """The order of the qkv rows in one shard, by Megatron's checkpoint_version.
 
     0: [(q, k, v), head, dim]   1: [head, dim, (q, k, v)]   2 and 3: [head, (q, k, v), dim]
 
-    Equal orders compare equal: 3 is turned into 2, and the shards matter to version 0 alone.
+    Equal orders compare equal: 3 becomes 2, and only version 0 depends on the shards.
     """
 
     version: int
@@ -89,7 +88,7 @@ class QKV:
         object.__setattr__(self, "shards", 1 if self.version else self.shards)
 
     def split(self, rows: Tensor, n_head: int) -> Tensor:
-        """[3 * C, …] in the source's order -> a view [(q, k, v), shard, head of the shard, dim, …]."""
+        """[3 * C, …] in this order -> a view [(q, k, v), shard, head of the shard, dim, …]."""
         heads, rest = n_head // self.shards, rows.shape[1:]
         if self.version == 0:
             return rows.view(self.shards, 3, heads, -1, *rest).transpose(0, 1)
@@ -98,37 +97,28 @@ class QKV:
         return rows.view(self.shards, heads, 3, -1, *rest).movedim(2, 0)
 
     def join(self, parts: Tensor) -> Tensor:
-        """[(q, k, v), shard, head of the shard, dim, …] -> [3 * C, …] in this order; the inverse of `split`."""
+        """The inverse of `split`."""
         if self.version == 0:
-            parts = parts.reshape(3, self.shards, -1, *parts.shape[3:])  # they may come from other shards
+            parts = parts.reshape(3, self.shards, -1, *parts.shape[3:])  # another order may have other shards
             return parts.transpose(0, 1).flatten(0, 3)
         return parts.movedim(0, 3 if self.version == 1 else 2).flatten(0, 3)
 
 
-class Block(NamedTuple):
-    """A rectangle of a tensor."""
-
-    offset: tuple[int, ...]
-    tensor: StoredTensor
-
-
 @dataclass(frozen=True)
 class Sharded:
-    """A whole tensor as the blocks that its holders have. Raises CheckpointError unless they tile it.
-
-    It is read as one tensor, whatever dimensions the blocks cut.
-    """
+    """A tensor as blocks that cut any dimension. Raises CheckpointError unless they tile it."""
 
     shape: tuple[int, ...]
     blocks: tuple[Block, ...]
     copies: Mapping[str, "Sharded"] = field(default_factory=dict, compare=False)
-    """The same values elsewhere, by holder ("tensor rank 1", "pipeline stage 3"): compared, never used."""
+    """Copies by holder ("tensor rank 1", "pipeline stage 3"): compared, never used."""
 
     def __post_init__(self) -> None:
-        covered = sum(math.prod(block.tensor.shape) for block in self.blocks)
-        low = np.array([block.offset for block in self.blocks]).reshape(len(self.blocks), len(self.shape))
-        high = low + np.array([block.tensor.shape for block in self.blocks]).reshape(low.shape)
-        # (block, block): whether they share an element, as a block that is not empty does with itself
+        regions = [block.region for block in self.blocks]
+        covered = sum(region.size for region in regions)
+        low = np.array([region.offset for region in regions]).reshape(len(regions), len(self.shape))
+        high = np.array([region.end for region in regions]).reshape(low.shape)
+        # (block, block): whether they overlap; a block that is not empty overlaps itself
         shared = (np.minimum(high[:, None], high) > np.maximum(low[:, None], low)).all(-1)
         if (high > self.shape).any() or covered != math.prod(self.shape) or shared.sum() > shared.trace():
             raise CheckpointError(f"its {len(self.blocks)} parts do not add up to shape {list(self.shape)}")
@@ -139,16 +129,16 @@ class Sharded:
         return reduce(torch.promote_types, (block.tensor.dtype for block in self.blocks))
 
     def read(self) -> Tensor:
-        """The whole tensor; memory for it and its largest block. Raises OSError naming a file that ends early."""
+        """The whole tensor; takes memory for it and its largest block. Raises OSError."""
         if len(self.blocks) == 1:
             return self.blocks[0].tensor.read()
         whole = torch.empty(self.shape, dtype=self.dtype)
-        for offset, stored in self.blocks:
-            whole[tuple(map(slice, offset, map(add, offset, stored.shape)))] = stored.read()
+        for block in self.blocks:
+            whole[block.region.slices] = block.tensor.read()
         return whole
 
     def bands(self, elements: int) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-        """Offset and values of parts that tile the tensor: rows of one block, about `elements` elements at a time."""
+        """Offset and values of bands of rows that tile the tensor, about `elements` in each."""
         for (row, *others), stored in self.blocks:
             for band in row_bands(stored, elements):
                 yield (row, *others), band
@@ -163,11 +153,11 @@ class Sharded:
         return [Sharded(self.shape[1:], tuple(layer)) for layer in blocks]
 
     def moved(self, offset: Sequence[int]) -> tuple[Block, ...]:
-        """The blocks in a larger tensor, in which this one begins at `offset`."""
+        """The blocks of a larger tensor in which this one begins at `offset`."""
         return tuple(Block(tuple(map(add, offset, block.offset)), block.tensor) for block in self.blocks)
 
     def view(self, shape: tuple[int, ...]) -> "Sharded":
-        """A one-dimensional tensor in another shape. Raises CheckpointError if a block is not contiguous."""
+        """A flat tensor in another shape. Raises CheckpointError if a block is not contiguous."""
         parts = (part for (start,), flat in self.blocks for part in _rectangles(flat, start, shape))
         return Sharded(shape, tuple(parts))
 
@@ -182,7 +172,7 @@ class Sharded:
 
 
 def whole(tensor: StoredTensor) -> Sharded:
-    """A tensor that one holder has as a whole."""
+    """A tensor in one block."""
     return Sharded(tuple(tensor.shape), (Block((0,) * len(tensor.shape), tensor),))
 
 
@@ -196,7 +186,7 @@ def end_to_end(flats: Iterable[StoredTensor]) -> Sharded:
 
 
 def _rectangles(flat: StoredTensor, start: int, shape: tuple[int, ...]) -> Iterator[Block]:
-    """A range of the elements of a tensor of `shape`, from number `start` on, as rectangles: rows and parts of rows."""
+    """Elements of a tensor of `shape` from number `start` on, as rows and parts of rows."""
     if flat.stride is not None:
         raise CheckpointError(f"{flat.path}: a flat part of a tensor is not contiguous")
     done, count = 0, flat.shape[0]
@@ -219,7 +209,7 @@ def row_bands(tensor: StoredTensor | Sharded, elements: int = _ELEMENTS) -> Iter
 
 
 def same_values(one: StoredTensor | Sharded, other: StoredTensor | Sharded) -> bool:
-    """Whether two tensors are equal; they are read only if they are not the same bytes of a file."""
+    """Whether two tensors are equal; reads them unless they are the same bytes of a file."""
     if one == other:
         return True
     return tuple(one.shape) == tuple(other.shape) and all(map(torch.equal, row_bands(one), row_bands(other)))
@@ -227,7 +217,7 @@ def same_values(one: StoredTensor | Sharded, other: StoredTensor | Sharded) -> b
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint that was found and understood; no tensor has been read."""
+    """An opened checkpoint; no tensor has been read."""
 
     path: Path
     """The folder that holds the files: iter_0000100, a DeepSpeed tag, a Hugging Face folder."""
@@ -239,28 +229,28 @@ class Source:
     files: tuple[Path, ...]
     """Every file that is read."""
     hashes: Mapping[Path, Mapping[str, Any]] = field(default_factory=dict)
-    """`{"size": bytes, "xxh3": hex}` of files that were hashed when the source was opened."""
+    """`{"size": bytes, "xxh3": hex}` of files that were hashed at opening."""
     conv1d: bool = False
     """Matrices of the layers are stored [in, out], qkv rows are columns."""
     iteration: int | None = None
     consumed_samples: int | None = None
     notes: tuple[str, ...] = ()
-    """What was assumed or left out, a sentence each."""
+    """What was assumed or left out, one sentence each."""
     moments: Mapping[str, Mapping[str, Sharded]] = field(default_factory=dict)
-    """By `training.moments`' names: tensors by the names of `tensors`, as many as the source names."""
+    """Tensors by moment (of `training.moments`) and name; the source may lack some."""
     step: int | None = None
     """Optimiser steps that the moments have accumulated."""
     tokenizer: Tokenizer | None = None
     """None: the packaged GPT-2 vocabulary if the size is GPT-2's, else none."""
     tokenizer_files: tuple[Path, ...] = ()
-    """A Hugging Face folder's own, of any kind, links to nothing among them: they are copied."""
+    """Files of a Hugging Face folder, also broken links: they are copied."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """More for the report, JSON types: versions, arguments of the training."""
 
     def has_moments(self, optimizer: str) -> bool:
-        """Whether every tensor has the moments that `optimizer` keeps of it, and their number of steps is known.
+        """Whether the number of steps is known and every tensor has the moments of `optimizer`.
 
-        To Muon, the second moment of a matrix that has the first one is not missing: it is `estimated`.
+        For Muon, second moments that are `estimated` count as present.
         """
         return self.step is not None and all(
             self._has(kind, name) or (optimizer == "muon" and name in self.estimated)
@@ -270,9 +260,9 @@ class Source:
 
     @property
     def estimated(self) -> tuple[str, ...]:
-        """What AdamW updates here, but Muon where the source was trained: it has `exp_avg` without `exp_avg_sq`.
+        """Tensors of AdamW here that the source trained with Muon: only `exp_avg` is stored.
 
-        These are the position embeddings of Megatron-core.
+        These are Megatron-core's position embeddings.
         """
         first, second = ADAMW
         return tuple(
@@ -283,5 +273,5 @@ class Source:
         )
 
     def _has(self, kind: str, name: str) -> bool:
-        found = self.moments.get(kind, {})
-        return name in found and found[name].shape == self.tensors[name].shape
+        moment = self.moments.get(kind, {}).get(name)
+        return moment is not None and moment.shape == self.tensors[name].shape

@@ -2,7 +2,7 @@
 
 Matrices are [out, in], qkv rows [(q, k, v), head, dim]; without `output.weight` the head is the
 embedding. Vectors and positions are float32, as in llama.cpp's own converter,
-convert_hf_to_gguf.py. The format: docs/gguf.md of ggml.
+convert_hf_to_gguf.py. The format: gguf.md in the docs of ggml.
 """
 
 import math

@@ -59,7 +59,7 @@ def write_folder(
         raise InputError(
             f"{folder.parent}: {needed / 1e9:.1f} GB will be written, but only {free / 1e9:.1f} GB are free"
         )
-    config = make_config(**asdict(source.model), dtype=str(dtype).removeprefix("torch."))
+    config = make_config(asdict(source.model), str(dtype).removeprefix("torch."))
     write_json(folder / CONFIG, config | _special_tokens(source, source.facts))
     write_json(folder / GENERATION_CONFIG, generation_config(source))
     _write_tokenizer(folder, source)

@@ -11,9 +11,10 @@ from common.settings import Experiment, TrainSettings
 from convert.assemble import assemble
 from convert.sources.source import Source
 from training import checkpoint
-from training.checkpoint import Progress, Replicas, SavedRun, Shard
+from training.checkpoint import Progress, Replicas, SavedRun
 from training.moments import ADAMW, moments_of
 from training.planning.run import Plan
+from training.region import Region
 from training.tensors import leaf_of
 
 
@@ -65,7 +66,7 @@ def write(source: Source, folder: Path, plan: Plan) -> Path:
         shapes |= {f"{kind}.{name}": leaf.shape(sizes) for kind in ("model", *moments_of(leaf, optimizer))}
     return checkpoint.write(
         SavedRun(folder, plan.experiment, plan.tokenize, plan.data.train),
-        {key: Shard(shape, (0,) * len(shape), shape) for key, shape in shapes.items()},
+        {key: Region.whole(shape) for key, shape in shapes.items()},
         _Assembled(source, shapes, source.has_moments(optimizer), plan.experiment.train),
         progress(source, plan),
         Replicas(),

@@ -1,1 +1,1 @@
-"""Deduplication in five phases, each a Slurm job: `python -m corpus.dedup`, docs/dedup.md."""
+"""Deduplication in five phases of Slurm jobs: `python -m corpus.dedup`, docs/dedup.md."""

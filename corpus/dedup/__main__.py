@@ -1,15 +1,16 @@
-"""Remove exact and near duplicates. Each removed document resembles one that is kept, and names it.
+"""Remove exact and near duplicates. Each removed document resembles a kept one, and names it.
 
     python -m corpus.dedup run --input clean/*.jsonl.zst --output-dir dedup
-    python -m corpus.dedup run --input clean --output-dir dedup dedup.threshold=0.8 --stats dedup/stats.json --workers 4
+    python -m corpus.dedup run --input clean --output-dir dedup dedup.threshold=0.8 --workers 4
 
-Survivors go to DIR/<shard>.jsonl.zst in their order, the others to DIR/removed/<shard>.jsonl.zst, each with the id of
-its `survivor` and their similarity. Two documents are duplicates if their normalised texts are equal, or if the true
-Jaccard similarity of their character 5-gram sets reaches the threshold; MinHash-LSH only finds what to compare. The
-longest come first: a document is kept unless a kept one is its duplicate. Shards, order and workers make no difference.
+Survivors go to DIR/<shard>.jsonl.zst in their order, the others to DIR/removed/<shard>.jsonl.zst,
+each with the id of its `survivor` and their similarity. Two documents are duplicates if their
+normalised texts are equal, or if the true Jaccard similarity of their sets of character 5-grams
+reaches the threshold; MinHash-LSH only finds what to compare. The longest come first: a document
+is kept unless a kept one is its duplicate. Shards, order and workers make no difference.
 
-`run` does everything on one machine; the figures are in DIR/clusters.json. After a kill, the same command goes on after
-the last finished phase. On a cluster each phase is a job (docs/dedup.md):
+`run` does everything on one machine; the figures are in DIR/clusters.json. After a kill, the same
+command continues after the last finished phase. On a cluster each phase is a job (docs/dedup.md):
 
     python -m corpus.dedup signatures --input clean/0000.jsonl.zst --work work
     python -m corpus.dedup bands      --work work --part 0/8
@@ -23,7 +24,7 @@ One job of `bands` or `verify` may do several parts: `--part 0/8 4/8`.
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -48,61 +49,15 @@ from common.stats import Stats, no_documents
 from common.workers import Workers
 from corpus.dedup.clusters import filter_shard, outputs_of, write_clusters
 from corpus.dedup.pairs import write_edges, write_pairs
-from corpus.dedup.segments import Segments
 from corpus.dedup.signatures import Signatures, fingerprint, place_of, write_signatures
+from corpus.phases import SHARD, Phase, option, run_phase
+from corpus.segments import Segments
 
 _OWN = re.compile(r".+\.(signatures|pairs|edges|clusters|removed)(\.tmp)?")  # files in the folder work.tmp/
-_FIGURES = "clusters.json"
+_CLUSTERS, _FIGURES = "all.clusters", "clusters.json"
 
 Share = tuple[int, int]
-"""(J, N): job J of N."""
-
-
-def _share(text: str) -> Share:
-    """`2/8`: the third of eight jobs."""
-    number, _, count = text.partition("/")
-    if not (number.isdigit() and count.isdigit() and int(number) < int(count)):
-        raise argparse.ArgumentTypeError("must read J/N with J from 0 to N - 1")
-    return int(number), int(count)
-
-
-_PHASES = {
-    "run": "all phases on one machine",
-    "signatures": "phase 1: signatures of the documents of a shard",
-    "bands": "phase 2: pair the documents that agree in a band",
-    "verify": "phase 3: the true similarity of the pairs",
-    "clusters": "phase 4: choose the survivors of each group of linked documents",
-    "filter": "phase 5: the survivors of a shard",
-}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = cli.parser("corpus.dedup", __doc__)
-    phases = parser.add_subparsers(dest="phase", required=True)
-    for name, summary in _PHASES.items():
-        command = phases.add_parser(name, help=summary)
-        cli.add_settings(command, "dedup")
-        if name == "run":
-            cli.add_input(command)
-        else:
-            command.add_argument("--work", type=cli.output_folder, required=True, metavar="DIR", help="working folder")
-        if name in ("signatures", "filter"):
-            command.add_argument("--input", type=cli.input_path, required=True, metavar="FILE", help="document shard")
-        if name in ("bands", "verify"):
-            command.add_argument(
-                "--part", type=_share, nargs="+", required=True, metavar="J/N", help="share of the work"
-            )
-        if name in ("bands", "verify", "clusters"):
-            command.add_argument("--shards", type=cli.positive_int, metavar="N", help="only the shards 0000 to N - 1")
-        if name in ("run", "filter"):
-            command.add_argument(
-                "--output-dir", type=cli.output_folder, required=True, metavar="DIR", help="survivors, removed/"
-            )
-        if name in ("run", "signatures"):
-            cli.add_workers(command)
-        if name in ("run", "clusters", "filter"):
-            cli.add_stats(command)
-    return parser
+"""(J, N): part J of N."""
 
 
 def dedup(
@@ -110,12 +65,13 @@ def dedup(
 ) -> Stats:
     """Deduplicate shards together, all phases through one pool of workers.
 
-    What a killed run has finished is used again if the shards have the same content. Raises InputError for unreadable
-    input and for a folder work.tmp/ that holds other files, EmptyResultError if there is no document at all.
+    Continues from what a killed run has finished, if the shards have the same content. Raises
+    InputError for unreadable input and for a folder work.tmp/ that holds other files,
+    EmptyResultError if there is no document at all.
     """
     work = output_dir / "work.tmp"  # not `work`, where the phases on a cluster write
     if work.exists() and first_foreign_file(work, _OWN.fullmatch):
-        remove_own(work, _OWN.fullmatch)  # raises
+        remove_own(work, _OWN.fullmatch)  # raises InputError
     try:
         stats = _all_phases(inputs, work, output_dir, settings, workers, max_bad_share)
     except (InputError, EmptyResultError):
@@ -132,7 +88,6 @@ def _all_phases(
     inputs: Sequence[Path], work: Path, output_dir: Path, settings: DedupSettings, workers: int, max_bad_share: float
 ) -> Stats:
     stats, files = Stats("dedup"), [_signatures_of(path, work) for path in inputs]
-    shares = [(part, workers) for part in range(workers)]
     with Workers(workers) as pool:
         for path, output in zip(inputs, files, strict=True):
             content = {"settings": fingerprint(settings), "source": digest(path), "shard": place_of(path, output)}
@@ -144,20 +99,19 @@ def _all_phases(
         stats.extra["bad_lines"] = sum(shard.info["bad_lines"] for shard in signatures.own)
         for phase, kind, key in ((_bands, "pairs", "ranges"), (_verify, "edges", "threshold")):
             made = {"jobs": workers, "signatures": signatures.digest, key: getattr(settings, key)}
-            left = [share for share in shares if not _is_finished(work / f"{share[0]}.{kind}", made)]
-            for _ in pool.map(partial(phase, work, files, settings), left):
-                pass
+            parts = (part for part in range(workers) if not _is_finished(work / f"{part}.{kind}", made))
+            list(pool.map(partial(phase, work, files, settings), [(part, workers) for part in parts]))
         figures = _clusters(work, files, settings)
-        filtered = partial(filter_shard, clusters=work / "all.clusters", output_dir=output_dir)
-        for part in pool.map(filtered, inputs):
-            stats.add(part)
+        filtered = partial(filter_shard, clusters=work / _CLUSTERS, output_dir=output_dir)
+        for of_shard in pool.map(filtered, inputs):
+            stats.add(of_shard)
     write_json(output_dir / _FIGURES, figures)
     stats.extra |= figures
     return stats
 
 
 def _is_finished(path: Path, made: Mapping[str, Any]) -> bool:
-    """Whether a killed run has finished a file, and made it from the same content in the same way."""
+    """Whether a killed run has finished a file, from the same content with the same settings."""
     try:
         info = Segments(path).info
     except InputError:  # missing, or cut short
@@ -166,7 +120,7 @@ def _is_finished(path: Path, made: Mapping[str, Any]) -> bool:
 
 
 def _bands(work: Path, files: Sequence[Path], settings: DedupSettings, share: Share) -> str:
-    """Phase 2: the pairs of one share of the columns; returns a line about them."""
+    """Phase 2: write the pairs of one share of the columns; returns a line about them."""
     part, parts = share
     signatures = Signatures(files, settings)
     if signatures.count == signatures.earlier:
@@ -176,52 +130,62 @@ def _bands(work: Path, files: Sequence[Path], settings: DedupSettings, share: Sh
 
 
 def _verify(work: Path, files: Sequence[Path], settings: DedupSettings, share: Share) -> str:
-    """Phase 3: the edges of one share of the pairs; returns a line about them."""
+    """Phase 3: write the edges of one share of the pairs; returns a line about them."""
     block, blocks = share
-    pair_files = [work / f"{job}.pairs" for job in range(blocks)]
+    pair_files = [work / f"{part}.pairs" for part in range(blocks)]
     candidates, edges = write_edges(Signatures(files, settings), pair_files, work / f"{block}.edges", settings, block)
     return f"dedup verify {block}/{blocks}: {edges} of {candidates} pairs are duplicates"
 
 
 def _clusters(work: Path, files: Sequence[Path], settings: DedupSettings) -> dict[str, Any]:
-    """Phase 4: the survivors; returns figures for the statistics."""
-    jobs = range(Segments(work / "0.pairs").info["jobs"])
-    pairs, edges = ([work / f"{job}.{kind}" for job in jobs] for kind in ("pairs", "edges"))
-    return write_clusters(Signatures(files, settings), pairs, edges, work / "all.clusters", settings)
+    """Phase 4: write the removed documents of all shards; returns figures for the statistics."""
+    parts = range(Segments(work / "0.pairs").info["jobs"])
+    pairs, edges = ([work / f"{part}.{kind}" for part in parts] for kind in ("pairs", "edges"))
+    return write_clusters(Signatures(files, settings), pairs, edges, work / _CLUSTERS, settings)
 
 
-def _run_phase(arguments: argparse.Namespace, settings: Settings) -> None:
-    """Run the phase of a command line."""
-    rules = settings.dedup
-    match arguments.phase:
-        case "run":
-            shards = expand_inputs(arguments.input, "shards")
-            require_regular(shards, "corpus.dedup run")
-            require_distinct_stems(shards)
-            outputs = [path for shard in shards for path in outputs_of(shard, arguments.output_dir)]
-            check_outputs([*outputs, arguments.output_dir / _FIGURES, arguments.stats], shards)
-            stats = dedup(shards, arguments.output_dir, rules, arguments.workers, settings.max_bad_share)
-            stats.finish(arguments.stats)
-        case "signatures":
-            require_regular([arguments.input], "deduplication")
-            output = _signatures_of(arguments.input, arguments.work)
-            with Workers(arguments.workers) as pool:
-                count = write_signatures(arguments.input, output, rules, pool, settings.max_bad_share)
-            print(f"dedup signatures: {count} documents")
-        case "bands" | "verify":
-            phase, files = {"bands": _bands, "verify": _verify}[arguments.phase], _signature_files(arguments)
-            for share in arguments.part:
-                print(phase(arguments.work, files, rules, share))
-        case "clusters":
-            figures = _clusters(arguments.work, _signature_files(arguments), rules)
-            if arguments.stats:
-                write_json(arguments.stats, figures)
-            print(f"dedup clusters: {figures['edges']} edges between {figures['documents']} documents")
-        case "filter":
-            require_regular([arguments.input], "deduplication")
-            check_outputs([*outputs_of(arguments.input, arguments.output_dir), arguments.stats], [arguments.input])
-            clusters = arguments.work / "all.clusters"
-            filter_shard(arguments.input, clusters, arguments.output_dir).finish(arguments.stats)
+# ---------------------------------------------------------------- command line
+
+
+def _run(arguments: argparse.Namespace, settings: Settings) -> None:
+    if warning := settings.dedup.low_recall():
+        warn(warning)
+    shards = expand_inputs(arguments.input, "shards")
+    require_regular(shards, "corpus.dedup run")
+    require_distinct_stems(shards)
+    outputs = [path for shard in shards for path in outputs_of(shard, arguments.output_dir)]
+    check_outputs([*outputs, arguments.output_dir / _FIGURES, arguments.stats], shards)
+    stats = dedup(shards, arguments.output_dir, settings.dedup, arguments.workers, settings.max_bad_share)
+    stats.finish(arguments.stats)
+
+
+def _sign(arguments: argparse.Namespace, settings: Settings) -> None:
+    if warning := settings.dedup.low_recall():
+        warn(warning)
+    require_regular([arguments.input], "deduplication")
+    output = _signatures_of(arguments.input, arguments.work)
+    with Workers(arguments.workers) as pool:
+        count = write_signatures(arguments.input, output, settings.dedup, pool, settings.max_bad_share)
+    print(f"dedup signatures: {count} documents")
+
+
+def _each_share(phase: Callable[..., str], arguments: argparse.Namespace, settings: Settings) -> None:
+    files = _signature_files(arguments)
+    for share in arguments.part:
+        print(phase(arguments.work, files, settings.dedup, share))
+
+
+def _choose(arguments: argparse.Namespace, settings: Settings) -> None:
+    figures = _clusters(arguments.work, _signature_files(arguments), settings.dedup)
+    if arguments.stats:
+        write_json(arguments.stats, figures)
+    print(f"dedup clusters: {figures['edges']} edges between {figures['documents']} documents")
+
+
+def _filter(arguments: argparse.Namespace, _: Settings) -> None:
+    require_regular([arguments.input], "deduplication")
+    check_outputs([*outputs_of(arguments.input, arguments.output_dir), arguments.stats], [arguments.input])
+    filter_shard(arguments.input, arguments.work / _CLUSTERS, arguments.output_dir).finish(arguments.stats)
 
 
 def _signatures_of(shard: Path, work: Path) -> Path:
@@ -232,20 +196,37 @@ def _signature_files(arguments: argparse.Namespace) -> list[Path]:
     """The signatures in the folder, or only those of the first `--shards`."""
     if arguments.shards is not None:
         return shard_paths(arguments.work, arguments.shards, ".signatures")
-    found = sorted(arguments.work.glob("*.signatures"))
-    if not found:
+    paths = sorted(arguments.work.glob("*.signatures"))
+    if not paths:
         raise InputError(f"{arguments.work}: no *.signatures inside; run the phase `signatures` first")
-    return found
+    return paths
+
+
+def _share(text: str) -> Share:
+    """`2/8`: the third of eight shares."""
+    number, _, count = text.partition("/")
+    if not (number.isdigit() and count.isdigit() and int(number) < int(count)):
+        raise argparse.ArgumentTypeError("must read J/N with J from 0 to N - 1")
+    return int(number), int(count)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    settings = cli.read_settings(arguments)
-    if arguments.phase in ("run", "signatures") and (warning := settings.dedup.low_recall()):
-        warn(warning)
-    _run_phase(arguments, settings)
-    return 0
+    work = option("--work", type=cli.output_folder, metavar="DIR", help="working folder")
+    shards = option("--shards", type=cli.positive_int, required=False, metavar="N", help="only 0000 to N - 1")
+    part = option("--part", type=_share, nargs="+", metavar="J/N", help="share of the work")
+    output = option("--output-dir", type=cli.output_folder, metavar="DIR", help="survivors, removed/")
+    workers, stats = cli.add_workers, cli.add_stats
+    bands, verify = partial(_each_share, _bands), partial(_each_share, _verify)
+    phases = (
+        Phase("run", _run, "all phases on one machine", (cli.add_input, output, workers, stats)),
+        Phase("signatures", _sign, "phase 1: signatures of the documents of a shard", (SHARD, work, workers)),
+        Phase("bands", bands, "phase 2: pair the documents that agree in a band", (work, shards, part)),
+        Phase("verify", verify, "phase 3: the true similarity of the pairs", (work, shards, part)),
+        Phase("clusters", _choose, "phase 4: the survivors of each group of linked documents", (work, shards, stats)),
+        Phase("filter", _filter, "phase 5: the survivors of a shard", (SHARD, work, output, stats)),
+    )
+    return run_phase("corpus.dedup", __doc__, "dedup", phases, argv)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Phase 4, one job, chooses survivors (corpus/dedup/survivors.py); phase 5, one job per shard, filters shards.
+"""Phase 4, one job, chooses survivors; phase 5, one job per shard, filters shards.
 
-Groups of linked documents are the connected components over equal texts and edges. Segments of the file `.clusters`:
-those of shard NAME are JSON, in bytes, its removed documents as [[index in the shard, id of the kept document that it
-resembles, whether their normalised texts are equal, similarity], …]. `all.removed` stays for later runs: segments
-`key`, those of removed documents, u64 in ascending order, and `kept`, the hashes of the ids of the kept ones, u64.
+Groups of linked documents are the connected components over equal texts and edges;
+corpus/dedup/survivors.py decides each. `all.clusters` has segments per shard, with its name: the
+bytes of a JSON list of its removed documents, each [index in the shard, id of the kept document
+that it resembles, whether their normalised texts are equal, similarity]. `all.removed` stays for
+later runs: the segments `key`, of removed documents in ascending order, and `kept`, the hash of the
+id of the kept document of each, both u64.
 """
 
 import os
@@ -23,15 +25,15 @@ from common.settings import DedupSettings
 from common.stats import Stats
 from corpus.dedup.figures import Figures
 from corpus.dedup.pairs import Pairs, Rows, part_of, read_pairs
-from corpus.dedup.segments import Segments, SegmentWriter, write_segments
 from corpus.dedup.signatures import REMOVALS, Signatures, hash_of
 from corpus.dedup.survivors import EDGE, MEMBER, Choice, Edges, Members, choose
 from corpus.runner import Drop, ShardStep
+from corpus.segments import Segments, SegmentWriter, write_segments
 
 _CHUNK = 1 << 16  # edges joined, or rows read, at a time
-_BYTES_PER_MEMBER = 400  # a MEMBER, its id, Python's numbers of its text, sort orders
+_BYTES_PER_MEMBER = 400  # a MEMBER, its id, Python's numbers for its text, sort orders
 _BYTES_PER_EDGE = 150  # an EDGE, its sorted copy, Python's numbers
-_PASSES = 200  # at most: each has three open files
+_MOST_PARTS = 200  # each has three open files
 
 
 def write_clusters(
@@ -41,7 +43,7 @@ def write_clusters(
     output: Path,
     settings: DedupSettings,
 ) -> dict[str, Any]:
-    """Choose the survivors; returns figures for the statistics. Writes `all.removed` beside `output`, too."""
+    """Write the removed documents, and `all.removed` beside them; returns figures."""
     output.parent.mkdir(parents=True, exist_ok=True)
     forest = Forest(signatures.count, output.parent)
     clustered, n_edges = _zeros(signatures.count, np.bool_, output.parent), 0
@@ -50,11 +52,11 @@ def write_clusters(
         clustered[pairs.ravel()] = True
         n_edges += len(pairs)
     size = int(clustered.sum()) * _BYTES_PER_MEMBER + n_edges * _BYTES_PER_EDGE
-    passes = min(_PASSES, 1 + size // settings.memory_bytes)
+    parts = min(_MOST_PARTS, 1 + size // settings.memory_bytes)
     documents = signatures.count - signatures.earlier
     figures, info = Figures(signatures), {"documents": documents}
     with write_segments(output.with_name(REMOVALS), info) as removals, write_segments(output, info) as file:
-        for members, ids, edges in _parts(signatures, forest, clustered, edge_files, passes, output.parent):
+        for members, ids, edges in _parts(signatures, forest, clustered, edge_files, parts, output.parent):
             choice = choose(members, edges, signatures, settings, output.parent)
             removed = np.flatnonzero(choice.survivor != np.arange(len(members)))
             assert (members["row"][removed] >= signatures.earlier).all(), "earlier documents are kept"
@@ -69,13 +71,13 @@ def write_clusters(
 def _zeros(count: int, dtype: type, folder: Path) -> NDArray[Any]:
     """An array of zeros in an unnamed temporary file."""
     with scratch_file(folder) as file, naming(folder):
-        # not truncate: a page that a full disk has no room for would end the process (SIGBUS)
+        # not truncate: on a full disk, writing to the map would then end the process (SIGBUS)
         os.posix_fallocate(file.fileno(), 0, max(1, count) * np.dtype(dtype).itemsize)
         return np.memmap(file, dtype=dtype, mode="r+", shape=(max(1, count),))
 
 
 class Forest:
-    """Vectorised union-find over rows; the parents are in a temporary file, 8 bytes per document."""
+    """Vectorised union-find over rows, with the parents in a temporary file, 8 bytes each."""
 
     def __init__(self, count: int, folder: Path) -> None:
         self._parent: Rows = _zeros(count, np.int64, folder)
@@ -130,44 +132,42 @@ def _parts(
     forest: Forest,
     clustered: NDArray[np.bool_],
     edge_files: Sequence[Path],
-    passes: int,
+    parts: int,
     folder: Path,
 ) -> Iterator[tuple[Members, list[bytes], Edges]]:
-    """The `clustered` documents, their ids and their edges, in `passes` parts of whole groups.
+    """The `clustered` documents, their ids and their edges, in `parts` of whole groups.
 
-    Every column is read once: each part waits in temporary files.
+    Every column is read once: the parts wait in temporary files.
     """
     with ExitStack() as stack:
-        files = [[stack.enter_context(scratch_file(folder)) for _ in range(3)] for _ in range(passes)]
-        for first, count, shard, number in signatures.chunks():
+        files = [[stack.enter_context(scratch_file(folder)) for _ in range(3)] for _ in range(parts)]
+        for first, count, shard, chunk in signatures.chunks():
             rows = np.flatnonzero(clustered[first : first + count])
             if not len(rows):
                 continue
             members = np.empty(len(rows), dtype=MEMBER)
             members["row"], members["root"] = first + rows, forest.roots(first + rows)
             for name in ("size", "key", "exact"):
-                members[name] = shard.array(name, number)[rows]
-            ends, ids = shard.array("ids_end", number), shard.array("ids", number).tobytes()
+                members[name] = shard.array(name, chunk)[rows]
+            ends, ids = shard.array("ids_end", chunk), shard.array("ids", chunk).tobytes()
             starts = np.concatenate([[0], ends[:-1]])[rows]
             members["id_bytes"] = ends[rows] - starts
-            part = part_of(members["root"], passes)
-            for each in np.unique(part).tolist():
-                own = part == each
-                files[each][0].write(members[own].tobytes())
+            part = part_of(members["root"], parts)
+            for number in np.unique(part).tolist():
+                own = part == number
+                files[number][0].write(members[own].tobytes())
                 spans = zip(starts[own].tolist(), members["id_bytes"][own].tolist(), strict=True)
-                files[each][1].write(b"".join(ids[start : start + length] for start, length in spans))
+                files[number][1].write(b"".join(ids[start : start + length] for start, length in spans))
         for edges in _edges(signatures, edge_files):
-            part = part_of(forest.roots(edges["one"]), passes)
-            for each in np.unique(part).tolist():
-                files[each][2].write(edges[part == each].tobytes())
+            part = part_of(forest.roots(edges["one"]), parts)
+            for number in np.unique(part).tolist():
+                files[number][2].write(edges[part == number].tobytes())
         for of_part in files:
             for file in of_part:
                 file.seek(0)
-            data, ids, of_edges = (file.read() for file in of_part)
-            members = np.frombuffer(data, dtype=MEMBER)
-            ends = np.cumsum(members["id_bytes"]).tolist()
-            names = [ids[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=False)]
-            yield members, names, np.frombuffer(of_edges, dtype=EDGE)
+            members = np.frombuffer(of_part[0].read(), dtype=MEMBER)
+            names = [of_part[1].read(length) for length in members["id_bytes"].tolist()]
+            yield members, names, np.frombuffer(of_part[2].read(), dtype=EDGE)
 
 
 def _write_removed(
@@ -176,18 +176,18 @@ def _write_removed(
     survivor = choice.survivor[removed]
     rows, exact = members["row"][removed], members["exact"][removed] == members["exact"][survivor]
     names = [ids[index].decode() for index in survivor.tolist()]
-    similarity = [round(each, 4) for each in choice.similarity[removed].tolist()]
+    similarity = [round(value, 4) for value in choice.similarity[removed].tolist()]
     starts = signatures.starts[-1 - len(signatures.own) :].tolist()
     for (start, end), shard in zip(pairwise(starts), signatures.own, strict=True):
         low, high = np.searchsorted(rows, [start, end])
         if high > low:
             indices, equal = (rows[low:high] - start).tolist(), exact[low:high].tolist()
-            found = list(zip(indices, names[low:high], equal, similarity[low:high], strict=True))
-            file.append(shard.path.stem, np.frombuffer(orjson.dumps(found), dtype=np.uint8))
+            removals = list(zip(indices, names[low:high], equal, similarity[low:high], strict=True))
+            file.append(shard.path.stem, np.frombuffer(orjson.dumps(removals), dtype=np.uint8))
 
 
 def _write_removals(file: SegmentWriter, members: Members, ids: Sequence[bytes], removed: Rows, survivor: Rows) -> None:
-    """The removed documents, without those whose kept one has the same id and text: a key cannot tell them apart."""
+    # without those whose kept document has the same id and text: a key cannot tell them apart
     removed = removed[members["key"][removed] != members["key"][survivor[removed]]]
     removed = removed[np.argsort(members["key"][removed], kind="stable")]
     kept = np.array([hash_of(ids[index].decode()) for index in survivor[removed].tolist()], dtype=np.uint64)
@@ -195,14 +195,14 @@ def _write_removals(file: SegmentWriter, members: Members, ids: Sequence[bytes],
     file.append("kept", kept)
 
 
-# ---------------------------------------------------------------------------------------------- phase 5: filter
+# ---------------------------------------------------------------- phase 5: filter
 
 
 def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
     """Write the survivors of a shard and, under `removed`, its other documents, in order.
 
-    One process: sending a document to another takes longer than filtering it. Raises InputError when the shard has
-    changed since its signatures were made.
+    One process: sending a document to another takes longer than filtering it. Raises InputError if
+    the shard has changed since its signatures were made.
     """
     with Segments(clusters) as file:
         rows = [row for part in file.each(shard_stem(shard)) for row in orjson.loads(part.tobytes())]
@@ -216,8 +216,8 @@ def filter_shard(shard: Path, clusters: Path, output_dir: Path) -> Stats:
                 results.record(document)
             else:
                 survivor, equal, similarity = removal
-                found = {**document, "survivor": survivor, "similarity": similarity}
-                results.record(Drop(found, "exact" if equal else "near"))
+                removed_document = {**document, "survivor": survivor, "similarity": similarity}
+                results.record(Drop(removed_document, "exact" if equal else "near"))
         if removals:
             raise InputError(f"{shard}: shorter than its signatures; run the phase `signatures` again")
     return step.stats

@@ -1,12 +1,12 @@
 """The columns of a chunk of documents, sorted by hash for range reads.
 
-Column 0 has the hashes of the normalised texts, column 1 + B those of band B. Segments of each chunk:
+Column 0 has the hashes of the normalised texts, column 1 + B those of band B. Segments of a chunk:
 
 | name | dtype | content |
 |---|---|---|
 | hashes | u64 (columns, documents) | the hashes of each column, in ascending order |
-| rows | ROW (columns, documents) | for each of them: exact hash and key of its document, and its row in the chunk |
-| ends | i64 (columns, buckets) | where each bucket ends; the high bits of a hash choose its bucket |
+| rows | ROW (columns, documents) | per hash, its document: exact hash, key, row in the chunk |
+| ends | i64 (columns, buckets) | where each bucket ends; high bits of a hash choose its bucket |
 | sums | u64 (columns, buckets, 2) | xxh3_64 of the bucket's hashes and of its rows |
 """
 
@@ -16,18 +16,17 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from corpus.dedup.segments import Segments, SegmentWriter
+from corpus.segments import Segments, SegmentWriter
 
 Hashes = NDArray[np.uint64]
 
 ROW = np.dtype([("exact", "<u8"), ("key", "<u8"), ("row", "<u4")])
-_BUCKET = 512  # documents on average, 14 kB: read in excess at both ends of a range
+_BUCKET = 512  # documents on average, 14 kB: what a range reads too much at either end
 
 
 def bounds(part: int, parts: int) -> tuple[int, int]:
-    """The high 32 bits of the hashes in part `part` of `parts`: from the first number to below the second."""
-    low, high = (-(-(number << 32) // parts) for number in (part, part + 1))
-    return low, high
+    """The high 32 bits in part `part` of `parts`: the first, and the one after the last."""
+    return -(-(part << 32) // parts), -(-((part + 1) << 32) // parts)
 
 
 def write_columns(file: SegmentWriter, hashes: Hashes, exact: Hashes, key: Hashes) -> None:
@@ -42,12 +41,9 @@ def write_columns(file: SegmentWriter, hashes: Hashes, exact: Hashes, key: Hashe
         rows[column]["exact"], rows[column]["key"], rows[column]["row"] = exact[order], key[order], order
         bucket = (table[column] >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)
         ends[column] = np.searchsorted(bucket, np.arange(buckets, dtype=np.uint64), side="right")
-        sums[column] = [
-            [xxhash.xxh3_64_intdigest(part.tobytes()) for part in parts]
-            for parts in zip(
-                np.split(table[column], ends[column, :-1]), np.split(rows[column], ends[column, :-1]), strict=True
-            )
-        ]
+        for kind, values in enumerate((table[column], rows[column])):
+            parts = np.split(values, ends[column, :-1])
+            sums[column, :, kind] = [xxhash.xxh3_64_intdigest(part.tobytes()) for part in parts]
     for name, values in (("hashes", table), ("rows", rows), ("ends", ends), ("sums", sums)):
         file.append(name, values.reshape(-1))
 
@@ -61,7 +57,7 @@ def read_column(
 ) -> tuple[Hashes, NDArray[np.void]]:
     """The hashes between some `bounds` and their ROWs, of a chunk of `count` documents, verified.
 
-    With `wanted`, only those that are in it.
+    With `wanted`, only the hashes that are in it.
     """
     low, high = limits
     buckets = _buckets(count)

@@ -1,4 +1,4 @@
-"""The figures of phase 4: clusters by size, similarities, and some near duplicates beside their survivors.
+"""The figures of phase 4: clusters by size, similarities, some near duplicates and their survivors.
 
 A cluster is a kept document with those that were removed because they resemble it.
 """
@@ -27,8 +27,10 @@ class Figures:
         self._alone = signatures.count - signatures.earlier
         self._sizes, self._similarities = Counter[int](), Counter[int]()
         self._compared = self._incomplete = 0
-        self._largest: tuple[int, int, dict[str, Any]] = (0, 0, {})  # size, key of the survivor, description
-        self._near: list[tuple[int, int, int, int, float]] = []  # hash, key, row, row of the survivor, similarity
+        # size, key of the survivor, description
+        self._largest: tuple[int, int, dict[str, Any]] = (0, 0, {})
+        # hash, key, row, row of the survivor, similarity
+        self._near: list[tuple[int, int, int, int, float]] = []
 
     def add(self, members: Members, ids: Sequence[bytes], removed: Rows, choice: Choice) -> None:
         """Count the clusters of a part; `removed` are the indices of its removed documents."""
@@ -58,25 +60,26 @@ class Figures:
     def described(self) -> dict[str, Any]:
         """The figures as they are in the statistics."""
         sizes = {1: self._alone} | self._sizes
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "cluster_sizes": {str(size): sizes[size] for size in sorted(sizes) if sizes[size]},
             "near_similarities": {f"{bin / _BINS:.2f}": count for bin, count in sorted(self._similarities.items())},
             "compared": self._compared,
             "not_compared_with_all": self._incomplete,
             "near": self._described_near(),
         }
-        return found | ({"largest_cluster": self._largest[2]} if self._largest[2] else {})
+        return figures | ({"largest_cluster": self._largest[2]} if self._largest[2] else {})
 
     def _described_near(self) -> list[Any]:
-        """Pairs of a near duplicate, with its similarity, and its survivor; texts start shortly before they differ."""
+        """Pairs of a near duplicate and its survivor; texts start shortly before they differ."""
         wanted = np.unique(np.array([pair[2:4] for pair in self._near], dtype=np.int64))
         documents, pairs = dict(zip(wanted.tolist(), self._signatures.documents(wanted), strict=True)), []
         for *_, row, survivor, similarity in self._near:
-            texts = [documents[each]["text"] for each in (row, survivor)]
-            start = max(0, len(commonprefix(texts)) - _BEFORE)  # noqa: RUF071 - of characters, not of paths
-            dropped, kept = (
-                {"id": documents[each]["id"], "url": documents[each].get("url"), "text": text[start : start + _SHOWN]}
-                for each, text in zip((row, survivor), texts, strict=True)
+            pair = documents[row], documents[survivor]
+            same = commonprefix([document["text"] for document in pair])  # noqa: RUF071 - of characters, not of paths
+            start = max(0, len(same) - _BEFORE)
+            removed, kept = (
+                {"id": document["id"], "url": document.get("url"), "text": document["text"][start : start + _SHOWN]}
+                for document in pair
             )
-            pairs.append([{**dropped, "similarity": round(similarity, 4)}, kept])
+            pairs.append([{**removed, "similarity": round(similarity, 4)}, kept])
         return pairs

@@ -1,10 +1,11 @@
-"""The normalised form of a text, its shingles as 64-bit numbers, their MinHash, and the Jaccard similarity of two sets.
+"""The normalised form of a text, its shingles, their MinHash, and the Jaccard similarity of sets.
 
-    normalised("Soft\u00adly\n  SAID")   # "softly said": neither case, white space nor invisible characters matter
+    normalised("Soft\u00adly\n  SAID")   # "softly said"
 
-Exact duplicates are equal in this form, and shingles are taken from it. A shingle is `shingle_characters` successive
-characters (or `shingle_words` words of corpus/text/words.py), identified by a multilinear hash (Lemire and Kaser, 2014)
-mod 2**64: two different shingles of five characters collide with probability below 2**-43.
+Exact duplicates are equal in this form, and shingles are taken from it. A shingle is
+`shingle_characters` successive characters (or `shingle_words` words of corpus/text/words.py),
+identified by a multilinear hash (Lemire and Kaser, 2014) mod 2**64: two different shingles of five
+characters collide with probability below 2**-43.
 """
 
 import sys
@@ -20,7 +21,7 @@ from common.settings import DedupSettings
 from corpus.text.words import fold, words
 
 RULE = 2
-"""Version of the normalised form and of shingles. Signatures of different versions are never compared."""
+"""Version of the normalised form and of shingles. Only signatures of one version are compared."""
 
 Normalised = NewType("Normalised", str)
 """A text in the form in which documents are compared."""
@@ -28,7 +29,8 @@ Normalised = NewType("Normalised", str)
 Shingles = NDArray[np.uint64]
 """The distinct shingles of a text in ascending order."""
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: multiplicative hashing (Knuth, TAOCP 3, 6.4)
+# 2**64 / golden ratio, odd: multiplicative hashing (Knuth, TAOCP 3, 6.4)
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 _PIECE = 1 << 16  # characters
 _BLOCK = 4096  # shingles permuted at a time: 120 x 4096 x 4 bytes fit in the L2 cache of a core
 
@@ -40,7 +42,7 @@ def _keys(count: int) -> NDArray[np.uint64]:
 
 
 def normalised(text: str) -> Normalised:
-    """NFKC_Casefold, which removes soft hyphens and zero-width characters; then white space as single spaces."""
+    """NFKC_Casefold, which removes invisible characters; then white space as single spaces."""
     return Normalised(" ".join(fold(text).split()))
 
 
@@ -54,7 +56,8 @@ def codes(text: str, settings: DedupSettings) -> NDArray[np.uint64]:
         length = settings.shingle_characters
         values = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint64)
     if len(values) < length:
-        values = np.pad(values, (0, length - len(values)), constant_values=sys.maxunicode + 1)  # not a character
+        padding = sys.maxunicode + 1  # not a character
+        values = np.pad(values, (0, length - len(values)), constant_values=padding)
     count = len(values) - length + 1
     code = np.full(count, length, dtype=np.uint64)
     for offset, key in enumerate(_keys(length)):
@@ -63,7 +66,7 @@ def codes(text: str, settings: DedupSettings) -> NDArray[np.uint64]:
 
 
 def _code_blocks(text: Normalised, settings: DedupSettings) -> Iterator[NDArray[np.uint64]]:
-    """`codes`, one piece at a time, so that a text of 50 MB takes a megabyte (unless shingles are of words)."""
+    """`codes` in pieces, so that a text of 50 MB takes a megabyte; whole for shingles of words."""
     overlap = settings.shingle_characters - 1
     step = len(text) + 1 if settings.shingle_words else _PIECE
     for start in range(0, max(1, len(text) - overlap), step):
@@ -87,14 +90,14 @@ def jaccard(first: Shingles, second: Shingles) -> float:
 
 
 def parities(of: Shingles, bits: int) -> NDArray[np.uint64]:
-    """Whether an odd number of shingles fall on each of `bits` bits, a power of two: shape (bits / 64,)."""
+    """A bitmap of `bits`, a power of two: 1 where an odd number of shingles fall; (bits / 64,)."""
     slots = (of * _MIX) >> np.uint64(65 - bits.bit_length())
     odd = np.bincount(slots.astype(np.int64), minlength=bits) & 1
     return np.packbits(odd.astype(np.bool_)).view(np.uint64)
 
 
 def shingle_hash(code: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """The 32-bit hash of shingles that MinHash permutes."""
+    """The 32-bit hashes of shingles, which MinHash permutes."""
     return ((code * _MIX) >> np.uint64(32)).astype(np.uint32)
 
 
@@ -109,7 +112,7 @@ def _finalizer(values: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 class MinHasher:
-    """MinHash signatures: the values of datasketch's MinHash, scheme "affine32", over `shingle_hash`."""
+    """MinHash signatures over `shingle_hash`: those of datasketch's MinHash, scheme "affine32"."""
 
     def __init__(self, settings: DedupSettings) -> None:
         from datasketch import MinHash
@@ -120,7 +123,7 @@ class MinHasher:
         self._buffer = np.empty((len(self._a), _BLOCK), dtype=np.uint32)
 
     def signature(self, text: Normalised) -> NDArray[np.uint32]:
-        """The minimum of a * h + b mod 2**32 over the shingles of a text, per permutation: shape (bands * rows,)."""
+        """The least a * h + b mod 2**32 of a text's shingles per permutation, (bands * rows,)."""
         least = np.full(len(self._a), 0xFFFFFFFF, dtype=np.uint32)
         for code in _code_blocks(text, self._settings):
             hashes = _finalizer(shingle_hash(code))
@@ -136,6 +139,6 @@ def band_hashes(signatures: NDArray[np.uint32], settings: DedupSettings) -> NDAr
     """One 64-bit hash per band: (N, bands * rows) -> (N, bands). Equal values give equal hashes."""
     values = signatures.reshape(-1, settings.bands, settings.rows).astype(np.uint64)  # (N, bands, rows)
     hashes = (values * _keys(settings.rows)).sum(axis=2, dtype=np.uint64)
-    hashes ^= hashes >> np.uint64(32)  # the high bits choose a job's part: make them depend on every value
+    hashes ^= hashes >> np.uint64(32)  # the high bits choose a part: let them depend on every value
     hashes *= _MIX
     return np.asarray(hashes, dtype=np.uint64)

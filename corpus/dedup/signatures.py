@@ -1,17 +1,18 @@
-"""Phase 1, one job per shard: hashes of each document for the later phases, and the position of its text.
+"""Phase 1, one job per shard: hashes of each document, and the position of its text.
 
-Segments, one row per document, 262,144 rows at a time, beside the columns of hashes (corpus/dedup/columns.py):
+Segments, one row per document, 262,144 rows at a time, beside the columns of hashes
+(corpus/dedup/columns.py):
 
 | name | dtype | content |
 |---|---|---|
 | key | u64 | orders documents independently of shards, the longest first: see `key_of` |
 | exact | u64 | hash of the normalised text |
 | size | i64 | characters |
-| lines | i64 (documents, 2) | position and length of the document's line in the decompressed shard |
+| lines | i64 (documents, 2) | position and length of the line in the decompressed shard |
 | ids, ids_end | bytes, i64 | ids, and the end of each |
+| frames | i64 (frames, 2) | once: where each compressed frame of the shard and its text begin |
 
-`frames` of the whole shard, i64 (frames, 2): where each of its compressed frames begins, and where its text begins.
-The shard itself is found by its path relative to this file, so a run can be moved.
+The shard is found by its path relative to this file, so a run can be moved.
 """
 
 import os
@@ -44,20 +45,17 @@ from common.progress import Meter
 from common.settings import DedupSettings
 from common.workers import Workers, batched
 from corpus.dedup.columns import bounds, read_column, write_columns
-from corpus.dedup.segments import Segments, write_segments
 from corpus.dedup.shingles import RULE, MinHasher, band_hashes, normalised
+from corpus.segments import Segments, write_segments
 
 _BATCH = 64  # documents sent to a worker at once
 CHUNK = 1 << 18  # documents in a segment: 300 MB while it is written
 REMOVALS = "all.removed"
-"""File beside the signatures with the documents that dedup removed: see corpus/dedup/clusters.py."""
-
-Located = tuple[int, int, Document]
-"""Position and length of a document's line, and the document."""
+"""File beside the signatures with the removed documents: see corpus/dedup/clusters.py."""
 
 
 def fingerprint(settings: DedupSettings) -> dict[str, Any]:
-    """The rule and the settings of shingles and signatures, which the files of all phases must share."""
+    """The rule and settings of shingles and signatures, which the files of all phases share."""
     keys = {"shingle_characters", "shingle_words", "bands", "rows", "seed"}
     return {"rule": RULE, **settings.model_dump(include=keys, mode="json")}
 
@@ -68,7 +66,7 @@ def _hasher(settings: str) -> MinHasher:
 
 
 def key_of(name: str, text: str) -> int:
-    """A document's key: 20 bits for its length, the longest first, then 44 bits of a hash of its id and text.
+    """A document's key: 20 bits of its length, the longest first, 44 of a hash of its id and text.
 
     Lengths from 32,768 characters on are rounded to 15 bits.
     """
@@ -82,21 +80,23 @@ def hash_of(name: str) -> int:
     return xxhash.xxh3_64_intdigest(name.encode())
 
 
-def describe(settings: DedupSettings, documents: Sequence[Located]) -> dict[str, Any]:
-    """The columns of some documents; `ids` as a list of bytes, `hashes` of shape (N, 1 + bands), `lines` (N, 2)."""
-    hasher = _hasher(settings.model_dump_json())
+def describe(settings: DedupSettings, located: Sequence[tuple[int, int, Document]]) -> dict[str, Any]:
+    """The columns of some documents, each given after the position and length of its line.
+
+    `ids` is a list of bytes, `hashes` has shape (N, 1 + bands), `lines` (N, 2).
+    """
+    hasher, documents = _hasher(settings.model_dump_json()), [document for _, _, document in located]
     signatures = np.empty((len(documents), settings.bands * settings.rows), dtype=np.uint32)
     exact = np.empty(len(documents), dtype=np.uint64)
-    for row, (_, _, document) in enumerate(documents):
+    for row, document in enumerate(documents):
         text = normalised(document["text"])
         signatures[row], exact[row] = hasher.signature(text), xxhash.xxh3_64_intdigest(text.encode())
-    found = [(document["id"], document["text"]) for _, _, document in documents]
     return {
-        "ids": [name.encode() for name, _ in found],
-        "key": np.array([key_of(name, text) for name, text in found], dtype=np.uint64),
+        "ids": [document["id"].encode() for document in documents],
+        "key": np.array([key_of(document["id"], document["text"]) for document in documents], dtype=np.uint64),
         "exact": exact,
-        "size": np.array([len(text) for _, text in found], dtype=np.int64),
-        "lines": np.array([place for *place, _ in documents], dtype=np.int64),
+        "size": np.array([len(document["text"]) for document in documents], dtype=np.int64),
+        "lines": np.array([line for *line, _ in located], dtype=np.int64),
         "hashes": np.column_stack([exact, band_hashes(signatures, settings)]),
     }
 
@@ -109,15 +109,18 @@ def place_of(shard: Path, signatures: Path) -> str:
 def write_signatures(
     shard: Path, output: Path, settings: DedupSettings, pool: Workers, max_bad_share: float = 0.001, identity: int = 0
 ) -> int:
-    """Write the signatures of a shard, or those of an `identity` again; returns the number of documents.
+    """Write the signatures of a shard; returns the number of documents.
 
-    Raises InputError for unreadable input.
+    `identity` is that of the signatures that they replace, if any. Raises InputError for unreadable
+    input.
     """
     bad, frames = BadLines(max_bad_share), Frames()
-    info: dict[str, Any] = {"settings": fingerprint(settings), "source": digest(shard)}
-    info["shard"] = place_of(shard, output)
-    info |= {"documents": 0, "bad_lines": 0}
-    info |= {"identity": identity} if identity else {}
+    info: dict[str, Any] = {
+        "settings": fingerprint(settings),
+        "source": digest(shard),
+        "shard": place_of(shard, output),
+    }
+    info |= {"documents": 0, "bad_lines": 0} | ({"identity": identity} if identity else {})
     documents = batched(located_documents(shard, bad, frames), _BATCH)
     with write_segments(output, info) as file, Meter("dedup signatures", "documents") as meter:
         for parts in batched(pool.map(partial(describe, settings), documents), CHUNK // _BATCH):
@@ -140,46 +143,51 @@ def write_signatures(
 
 
 def earlier_signatures(folders: Sequence[Path]) -> list[Path]:
-    """The signatures of earlier runs, given runs or folders of signatures. Raises InputError if one has none."""
-    found = []
+    """The signatures of earlier runs, given runs or folders of signatures.
+
+    Raises InputError if one has none.
+    """
+    earlier = list[Path]()
     for folder in folders:
         inside = folder / "dedup/work" if (folder / "dedup").is_dir() else folder
         paths = sorted(inside.glob("*.signatures"))
-        if (folder / "config.yaml").is_file():  # an earlier configuration of that run may have had more shards
+        if (folder / "config.yaml").is_file():  # files of another number of shards may lie there, too
             paths = shard_paths(inside, int(read_yaml(folder / "config.yaml")["shards"]), ".signatures")
         if not paths or not all(map(Path.exists, paths)):
             raise InputError(
                 f"{folder}: dedup.against names it, but its signatures are not in {inside}; "
                 f"run `python -m corpus.dedup signatures --input SHARD --work {inside}` for each of its clean shards"
             )
-        found += paths
-    return list(dict.fromkeys(found))
+        earlier += paths
+    return list(dict.fromkeys(earlier))
 
 
 def identity_of(path: Path) -> int:
-    """The original checksum of a file of signatures, which `workflow.provenance.remove` keeps."""
+    """The first checksum of a file of signatures, which `workflow.provenance.remove` keeps."""
     file = Segments(path)
     return int(file.info.get("identity") or file.checksum)
 
 
 def content_of(folders: Sequence[Path]) -> str:
-    """A hash of the documents of earlier runs, or "". Takedowns keep it, so that later runs are not repeated."""
+    """A hash of the documents of earlier runs, or "". Takedowns keep it, so no run is repeated."""
     paths = earlier_signatures(folders)
-    removals = [path for path in {one.parent: one.with_name(REMOVALS) for one in paths}.values() if path.exists()]
-    return short_hash(repr([identity_of(path) for path in [*paths, *removals]])) if folders else ""
+    removals = dict.fromkeys(path.with_name(REMOVALS) for path in paths)
+    paths += [path for path in removals if path.exists()]
+    return short_hash(repr([identity_of(path) for path in paths])) if folders else ""
 
 
 class Removals:
-    """The documents that dedup removed from an earlier run: it does not have them, so they displace nothing.
+    """The documents that dedup removed from an earlier run, so that they displace nothing.
 
-    Those whose kept document was taken down (`workflow.provenance.remove`) displace their likes in its place.
+    Those whose kept document was taken down (`workflow.provenance.remove`) displace others in its
+    place.
     """
 
     def __init__(self, work: Path) -> None:
         path = work / REMOVALS
         self._tables, self.checksum = list[tuple[NDArray[np.uint64], NDArray[np.uint64]]](), 0
-        taken_down = sorted(map(hash_of, removed_ids([work.parent.parent / REMOVED_IDS])))
-        self._taken_down = np.array(taken_down, dtype=np.uint64)
+        taken_down = removed_ids([work.parent.parent / REMOVED_IDS])
+        self._taken_down = np.array([hash_of(name) for name in taken_down], dtype=np.uint64)
         if path.exists():
             with Segments(path) as file:
                 for _ in chain(file.each("key"), file.each("kept")):  # verifies them
@@ -189,17 +197,17 @@ class Removals:
 
     def has(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Whether each of some documents was removed, by their keys."""
-        found = np.zeros(len(keys), dtype=np.bool_)
+        removed = np.zeros(len(keys), dtype=np.bool_)
         for key, kept in self._tables:
             place = np.minimum(np.searchsorted(key, keys), len(key) - 1)
-            found |= (key[place] == keys) & ~np.isin(kept[place], self._taken_down)
-        return found
+            removed |= (key[place] == keys) & ~np.isin(kept[place], self._taken_down)
+        return removed
 
 
 class Signatures:
-    """The signatures of all shards. A document's row is its index in the shards, concatenated in order of name.
+    """The signatures of all shards, those of `dedup.against` first, then ours in order of name.
 
-    The shards of `dedup.against` come first.
+    A document's row is its index in all shards.
     """
 
     def __init__(self, paths: Sequence[Path], settings: DedupSettings) -> None:
@@ -229,22 +237,20 @@ class Signatures:
             raise InputError(f"{file.path}: made from other signatures; delete it and run its phase again")
 
     def chunks(self, low: int = 0) -> Iterator[tuple[int, int, Segments, int]]:
-        """(first row, documents, open shard, number of the chunk in it) of the shards from a row on."""
+        """(first row, documents, open shard, number in it) of the chunks from row `low` on."""
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
             if start >= low and shard.info["documents"]:
                 with shard:
-                    for number in range(shard.count("key")):
-                        first = number * CHUNK
-                        yield start + first, min(CHUNK, shard.info["documents"] - first), shard, number
+                    for first in range(0, shard.info["documents"], CHUNK):
+                        yield start + first, min(CHUNK, shard.info["documents"] - first), shard, first // CHUNK
 
     def part(self, column: int, part: int, parts: int) -> list[NDArray[Any]]:
-        """Rows, hashes, exact hashes and keys of the documents whose hash lies in part `part` of its range.
+        """Rows, hashes, exact hashes and keys of the hashes in part `part` of `parts`.
 
-        Of earlier documents, only those that their runs kept and whose hash a later document has, too.
+        Of earlier documents, only those that their runs kept and whose hash a later one has, too.
         """
-        limits = bounds(part, parts)
-        found: list[list[NDArray[Any]]] = [[np.empty(0, dtype=dtype)] for dtype in ("<i8", "<u8", "<u8", "<u8")]
-        wanted = None
+        limits, wanted = bounds(part, parts), None
+        columns: list[list[NDArray[Any]]] = [[np.empty(0, dtype=dtype)] for dtype in ("<i8", "<u8", "<u8", "<u8")]
         for low, high in ((self.earlier, self.count), (0, self.earlier)):
             for first, count, shard, number in self.chunks(low):
                 if first >= high:
@@ -253,11 +259,11 @@ class Signatures:
                 if wanted is not None:
                     kept = ~self._removals[shard.path.parent].has(rows["key"])
                     hashes, rows = hashes[kept], rows[kept]
-                columns = first + rows["row"].astype(np.int64), hashes, rows["exact"], rows["key"]
-                for values, array in zip(found, columns, strict=True):
-                    values.append(array)
-            wanted = np.unique(np.concatenate(found[1]))
-        return [np.concatenate(values) for values in found]
+                arrays = first + rows["row"].astype(np.int64), hashes, rows["exact"], rows["key"]
+                for column_parts, array in zip(columns, arrays, strict=True):
+                    column_parts.append(array)
+            wanted = np.unique(np.concatenate(columns[1]))
+        return [np.concatenate(column_parts) for column_parts in columns]
 
     def _open(self, rows: NDArray[np.int64]) -> Iterator[tuple[Segments, NDArray[np.int64]]]:
         """Each shard of some rows in ascending order, open, and the rows inside it."""
@@ -269,15 +275,17 @@ class Signatures:
 
     def lines(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Position and length of the lines of some rows in ascending order: shape (rows, 2)."""
-        return np.concatenate(
-            [np.empty((0, 2), dtype=np.int64), *(_pick(*one, "lines", 2) for one in self._open(rows))]
-        )
+        lines = [_pick(shard, local, "lines", 2) for shard, local in self._open(rows)]
+        return np.concatenate([np.empty((0, 2), dtype=np.int64), *lines])
 
     def documents(self, rows: NDArray[np.int64]) -> Iterator[Document]:
-        """The documents of some rows in ascending order. Raises InputError for a shard that has changed."""
+        """The documents of some rows in ascending order.
+
+        Raises InputError for a shard that has changed.
+        """
         for shard, local in self._open(rows):
             path = shard.path.parent / shard.info["shard"]
-            frames = [(place, text) for part in shard.each("frames") for place, text in part.reshape(-1, 2).tolist()]
+            frames = [(begin, text) for part in shard.each("frames") for begin, text in part.reshape(-1, 2).tolist()]
             keys, lines = _pick(shard, local, "key", 1)[:, 0].tolist(), _pick(shard, local, "lines", 2).tolist()
             try:
                 for key, line in zip(keys, lines_at(path, frames, map(tuple, lines)), strict=True):
@@ -306,11 +314,9 @@ def _check_settings(shard: Segments, settings: DedupSettings) -> None:
 
 
 def _pick(shard: Segments, rows: NDArray[np.int64], name: str, width: int) -> NDArray[Any]:
-    """Some rows in ascending order of an array with `width` values per document: shape (rows, width)."""
-    chunk = rows // CHUNK
-    return np.concatenate(
-        [
-            shard.array(name, number).reshape(-1, width)[rows[chunk == number] - number * CHUNK]
-            for number in np.unique(chunk).tolist()
-        ]
-    )
+    """Some rows, ascending, of an array with `width` values per document: shape (rows, width)."""
+    picked = []
+    for chunk in np.unique(rows // CHUNK).tolist():
+        values = shard.array(name, chunk).reshape(-1, width)
+        picked.append(values[rows[rows // CHUNK == chunk] - chunk * CHUNK])
+    return np.concatenate(picked)

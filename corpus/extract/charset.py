@@ -2,9 +2,9 @@
 
     decode(body, "text/html; charset=iso-8859-1", "https://one.example/")
 
-turbohtml provides the labels, decoders, <meta> scan and detector (Firefox's chardetng, with the top-level domain as a
-hint), which follow the WHATWG Encoding and HTML standards. The first row that fits wins; n is the number of non-ASCII
-characters:
+turbohtml provides the labels, decoders, <meta> scan and detector (Firefox's chardetng, with the
+top-level domain as a hint), which follow the WHATWG Encoding and HTML standards. The first row that
+fits wins; n is the number of non-ASCII characters:
 
 | step | evidence | fits when |
 |---|---|---|
@@ -13,18 +13,19 @@ characters:
 | 3 | the bytes are UTF-8 | n is 4 or more, errors <= n / 10 |
 | 4 | Content-Type header, <meta>, <?xml encoding="…"?>: UTF-8 | errors <= n |
 | | … UTF-16 | there is a NUL |
-| | … any other | errors <= n / 20, or one; C1 controls are errors. Single-byte encodings: not all n are valid UTF-8 |
+| | … any other (C1 controls are errors) | errors <= n / 20, or one |
+| | … single-byte | also: not all n are valid UTF-8 |
 | 5 | the bytes are UTF-8 | errors <= n |
 | 6 | the detector | always; falls back to windows-1252 |
 
-Browsers always accept a declaration and lack steps 2 and 3. In steps 3 to 5 a character truncated at the end is not an
-error.
+Browsers always accept a declaration and lack steps 2 and 3. In steps 3 to 5 a character truncated
+at the end is not an error.
 """
 
 import codecs
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import turbohtml
 from turbohtml import detect  # also registers the decoders
@@ -36,17 +37,16 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codec
 _PARAMETER = re.compile(r"""(?:^|[;,\s])charset\s*=\s*["']?\s*([^\s"';,]+)""", re.IGNORECASE)
 _XML = re.compile(rb"""\s*<\?xml\s[^>]*?\bencoding\s*=\s*(["'])([\w.:-]+)\1""")
 _PRESCAN_BYTES = 1024
-_HEAD_BYTES = 64 * 1024  # searched for <meta>: browsers also read on after the prescan, and scripts may come first
+_HEAD_BYTES = 64 * 1024  # searched for <meta>: browsers read on after the prescan; scripts may come first
 _ERROR = re.compile("[\ufffd\x80-\x9f]")
-_SAMPLE_BYTES = 1 << 20  # for the detector, from the first non-ASCII character: it reads a few megabytes per second
+_SAMPLE_BYTES = 1 << 20  # for the detector, which reads a few megabytes per second
 _NON_ASCII = re.compile(rb"[\x1b\x80-\xff]")
 _MIN_UTF8 = 4  # two or three characters in legacy Chinese or Korean encodings may also be valid UTF-8
 _UTF16 = ("UTF-16LE", "UTF-16BE")
 _MULTIBYTE = frozenset({"GBK", "gb18030", "Big5", "EUC-JP", "EUC-KR", "Shift_JIS", "ISO-2022-JP"})
 
 
-@dataclass(frozen=True)
-class _Utf8:
+class _Utf8(NamedTuple):
     """A body decoded as UTF-8."""
 
     text: str
@@ -66,20 +66,14 @@ def _count_non_ascii(text: str) -> int:
 
 
 def _as_utf8(body: bytes) -> _Utf8:
-    if body.isascii():
-        return _Utf8(body.decode("ascii"), 0, 0)
-    try:
-        text = body.decode("utf-8")
-        return _Utf8(text, _count_non_ascii(text), 0)
-    except UnicodeDecodeError:
-        text, (complete, _) = body.decode("utf-8", "replace"), codecs.utf_8_decode(body, "replace", False)
-        literal = body.count("\ufffd".encode())  # U+FFFD in the page itself
-        good = _count_non_ascii(text) - text.count("\ufffd") + literal
-        return _Utf8(text, good, complete.count("\ufffd") - literal)
+    text, (complete, _) = body.decode("utf-8", "replace"), codecs.utf_8_decode(body, "replace", False)
+    literal = body.count("\ufffd".encode())  # U+FFFD in the page itself
+    good = _count_non_ascii(text) - text.count("\ufffd") + literal
+    return _Utf8(text, good, complete.count("\ufffd") - literal)
 
 
 def _unmarked(body: bytes) -> str | None:
-    """The codec of UTF-16 without a byte-order mark that begins with two ASCII characters, or of ISO-2022-JP."""
+    """The codec of UTF-16 that begins with two ASCII characters and no mark, or of ISO-2022-JP."""
     zeros = tuple(byte == 0 for byte in body[:4])
     if zeros == (False, True, False, True):
         return "utf-16-le"
@@ -98,7 +92,7 @@ def _encoding(label: str) -> str | None:
 
 
 def _meta(body: bytes) -> str | None:
-    """The encoding declared by <meta>; UTF-8 if it says UTF-16, as ASCII markup cannot be UTF-16."""
+    """The encoding declared by <meta>; UTF-8 if it says UTF-16, which ASCII markup cannot be."""
     head = body[:_HEAD_BYTES]
     if b"charset" not in head.lower():
         return None
@@ -108,8 +102,8 @@ def _meta(body: bytes) -> str | None:
 
 def _xml(body: bytes) -> str | None:
     """The encoding of an XML declaration; UTF-8 if it says UTF-16, as for <meta>."""
-    found = _XML.match(body[:1024])
-    name = _encoding(found[2].decode("ascii", "replace")) if found else None
+    declaration = _XML.match(body[:1024])
+    name = _encoding(declaration[2].decode("ascii", "replace")) if declaration else None
     return "UTF-8" if name in _UTF16 else name
 
 
@@ -147,8 +141,8 @@ def _detect(body: bytes, tld: str | None) -> str:
     start = max(0, first.start() - 64) if first else 0
     end = body.find(b"\n", start + _SAMPLE_BYTES)  # a line feed is never part of a character, in any encoding
     padding = b" " * _PRESCAN_BYTES  # the detector would obey a <meta> at the beginning
-    found = detect.detect(padding + body[start : end if end >= 0 else None], detect.Detection(tld=tld))
-    return found.codec or "whatwg-windows-1252"
+    sample = padding + body[start : end if end >= 0 else None]
+    return detect.detect(sample, detect.Detection(tld=tld)).codec or "whatwg-windows-1252"
 
 
 def _top_level_domain(url: str) -> str | None:
@@ -163,7 +157,8 @@ def _top_level_domain(url: str) -> str | None:
 def decode(body: bytes, content_type: str, url: str = "") -> str:
     """Decode a page. Undecodable bytes become U+FFFD.
 
-    As in browsers, a page that declares an encoding they refuse (hz-gb-2312, iso-2022-kr) becomes a single U+FFFD.
+    As in browsers, a page that declares an encoding they refuse (hz-gb-2312, iso-2022-kr) becomes a
+    single U+FFFD.
     """
     for mark, marked in _MARKS:
         if body.startswith(mark):

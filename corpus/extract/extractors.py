@@ -1,9 +1,10 @@
-"""HTML to text: extractors are tried in order, and the first that finds text wins.
+"""HTML to text. Extractors are tried in order; the first that finds text wins.
 
-    found = extract(body, "text/html; charset=utf-8", url, load_extractors(["trafilatura"]))
+    extracted = extract(body, "text/html; charset=utf-8", url, load_extractors(["trafilatura"]))
 
-Extractors are pure functions of the page: no network, no clock. `corpus.extract.pool` runs them in processes that can
-be killed. A new extractor is a loader below, an entry in `_LOADERS`, and its name under `ScrapeSettings.extractors`.
+An extractor is a pure function of the page: no network, no clock. `corpus.extract.pool` runs it in
+a process that can be killed. A new one is a function below, an entry in `_EXTRACTORS`, and its name
+under `ScrapeSettings.extractors`.
 """
 
 import re
@@ -17,15 +18,12 @@ from common.errors import PageError
 from corpus.extract.charset import decode
 from corpus.extract.tree import prepare
 
-# htmldate: only the page's metadata (the extensive search takes a quarter of the extraction time), and no clock
-_DATE_OPTIONS = {"original_date": True, "extensive_search": False, "max_date": "2100-01-01"}
-
-
-# A tag takes 2 KB and 0.1 ms during extraction, so a page with this many takes 450 MB and exceeds extract_timeout.
-# The largest number among 181 real pages is 3,229.
+# Extraction takes 2 KB and 0.1 ms per tag, so this many take 450 MB and exceed extract_timeout.
+# The largest of 181 real pages has 3,229.
 MAX_TAGS = 250_000
 _PARAGRAPH = re.compile(r"<(p|div|br|h[1-6]|li|td|pre)\b", re.IGNORECASE)
 _MIN_LINK_SHARE = 2 / 3  # of a paragraph's letters; 0.5 to 0.9 give the same F1 within 0.001
+_WARM_UP = "<html><body><article><h1>Title</h1><p>The first page is slow.</p></article></body></html>"
 
 
 @dataclass(frozen=True)
@@ -48,29 +46,32 @@ class HtmlPage:
 
     @cached_property
     def tree(self) -> Any:
-        """The page parsed by lxml, shared by all extractors, which must not change it; None if it is not HTML.
-
-        load_html refuses a body that begins without <html>, which HTML allows.
-        """
+        """The page parsed by lxml; extractors must not change it. None if it is not HTML."""
         from trafilatura import load_html
 
         tree = load_html(self.html)
+        # load_html refuses a body that begins without <html>, which HTML allows
         return load_html(f"<html>{self.html}") if tree is None and _PARAGRAPH.search(self.html) else tree
 
     @property
-    def visible(self) -> Any:
-        """A copy of the tree, prepared for extractors: see corpus.extract.tree."""
+    def prepared(self) -> Any:
+        """A copy of the tree, prepared by `corpus.extract.tree`."""
         return prepare(deepcopy(self.tree))
 
     @property
     def date(self) -> str:
         """ISO date of publication from the page's metadata, or empty.
 
-        From htmldate: newspaper completes partial dates ("May 2019") from today's, so the result would change daily.
+        Always by htmldate: newspaper completes "May 2019" from today's date, so its result would
+        change daily.
         """
         from trafilatura.metadata import find_date
 
-        return (find_date(self.tree, url=self.url, **_DATE_OPTIONS) or "") if self.tree is not None else ""
+        if self.tree is None:
+            return ""
+        # the extensive search takes a quarter of the extraction time; max_date: no clock
+        options = {"original_date": True, "extensive_search": False, "max_date": "2100-01-01"}
+        return find_date(self.tree, url=self.url, **options) or ""
 
 
 Extractor = Callable[[HtmlPage], Extracted | None]
@@ -82,80 +83,74 @@ def _clean(text: str | None) -> str:
     return (text or "").replace("\x00", "").encode("utf-8", "ignore").decode("utf-8")
 
 
-# ------------------------------------------------------------------------------------------------ extractors
+# ------------------------------------------------------------ extractors
 
 
-def _load_trafilatura() -> Extractor:
+def _trafilatura(page: HtmlPage) -> Extracted | None:
     from trafilatura.core import bare_extraction
     from trafilatura.metadata import examine_meta, extract_title
 
-    def run(page: HtmlPage) -> Extracted | None:
-        if page.tree is None:
-            return None
-        # fast: without trafilatura's fallbacks, which our list of extractors replaces; F1 .962 against .960 with them
-        # on 181 real pages, at 1.2 times the speed. All metadata would take a third of the time; we need title and date
-        found = bare_extraction(page.visible, url=page.url, fast=True, include_comments=False)
-        if found is None or isinstance(found, dict):
-            return None
-        title = " ".join((examine_meta(page.tree).title or extract_title(page.tree) or "").split())
-        text = without_boilerplate(found.text, title, page.tree)
-        return Extracted(_clean(text), _clean(title), page.date, "trafilatura")
-
-    return run
+    if page.tree is None:
+        return None
+    # fast: without trafilatura's fallbacks: F1 .962 instead of .960 on 181 real pages, at 1.2 times
+    # the speed. All metadata would take a third of the time; we need title and date
+    document = bare_extraction(page.prepared, url=page.url, fast=True, include_comments=False)
+    if document is None or isinstance(document, dict):
+        return None
+    title = " ".join((examine_meta(page.tree).title or extract_title(page.tree) or "").split())
+    text = without_boilerplate(document.text, title, page.tree)
+    return Extracted(_clean(text), _clean(title), page.date, "trafilatura")
 
 
-def _load_newspaper() -> Extractor:
+def _newspaper(page: HtmlPage) -> Extracted:
     from lxml.html import tostring
     from newspaper import Article
 
-    def run(page: HtmlPage) -> Extracted | None:
-        article = Article(page.url, fetch_images=False)  # otherwise parse() fetches images from the network
-        article.set_html(page.html if page.tree is None else tostring(page.visible, encoding="unicode"))
-        article.parse()
-        return Extracted(_clean(article.text), _clean(article.title), page.date, "newspaper3k")
-
-    return run
+    article = Article(page.url, fetch_images=False)  # otherwise parse() fetches images from the network
+    article.set_html(page.html if page.tree is None else tostring(page.prepared, encoding="unicode"))
+    article.parse()
+    return Extracted(_clean(article.text), _clean(article.title), page.date, "newspaper3k")
 
 
-def _load_resiliparse() -> Extractor:
+def _resiliparse(page: HtmlPage) -> Extracted:
     from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.html import HTMLTree, NodeType
 
-    # F1 .934 on 181 real pages; .898 with comments, the texts of images and the lines of author and date
+    tree = HTMLTree.parse(page.html)
+    body: Any = tree.body or ()
+    # resiliparse knows `hidden`, not styles. A walk, as each item of a query's result costs a pass
+    # over the page
+    styled = (node for node in body if node.type == NodeType.ELEMENT and node.hasattr("style"))
+    for element in [node for node in styled if "display:none" in "".join(node["style"].lower().split())]:
+        element["hidden"] = ""
+    # lxml takes longer for the whole page than resiliparse for everything, so it gets the head only
+    head = HtmlPage(f"<html>{tree.head.html if tree.head else ''}<body><p></p></body></html>", page.url)
+    title = " ".join((tree.title or "").split())
+    # F1 .934 on 181 real pages; .898 with comments, the texts of images, author and date lines
     options: dict[str, Any] = {"main_content": True, "alt_texts": False, "comments": False, "post_meta": False}
-
-    def run(page: HtmlPage) -> Extracted | None:
-        tree = HTMLTree.parse(page.html)
-        body: Any = tree.body or ()
-        # a walk, as each access to the result of a query costs a pass over the page; it knows other hidden elements
-        styled = (node for node in body if node.type == NodeType.ELEMENT and node.hasattr("style"))
-        for element in [node for node in styled if "display:none" in "".join(node["style"].lower().split())]:
-            element["hidden"] = ""
-        # lxml takes longer for the whole page than resiliparse for everything: it gets the head alone
-        head = HtmlPage(f"<html>{tree.head.html if tree.head else ''}<body><p></p></body></html>", page.url)
-        title = " ".join((tree.title or "").split())
-        return Extracted(_clean(extract_plain_text(tree, **options)), _clean(title), head.date, "resiliparse")
-
-    return run
+    return Extracted(_clean(extract_plain_text(tree, **options)), _clean(title), head.date, "resiliparse")
 
 
-_LOADERS: Mapping[str, Callable[[], Extractor]] = {
-    "trafilatura": _load_trafilatura,
-    "newspaper3k": _load_newspaper,
-    "resiliparse": _load_resiliparse,
+_EXTRACTORS: Mapping[str, Extractor] = {
+    "trafilatura": _trafilatura,
+    "newspaper3k": _newspaper,
+    "resiliparse": _resiliparse,
 }
 
 
 def load_extractors(names: Sequence[str]) -> list[Extractor]:
-    """Import the libraries of the named extractors."""
-    return [_LOADERS[name]() for name in names]
+    """The named extractors, with their libraries imported. Raises ImportError if one is missing."""
+    extractors = [_EXTRACTORS[name] for name in names]
+    for extractor in extractors:
+        extractor(HtmlPage(_WARM_UP, ""))
+    return extractors
 
 
 def extract(body: bytes, content_type: str, url: str, extractors: Sequence[Extractor]) -> Extracted:
     """Extract the text of a page with the first extractor that finds any.
 
-    Plain text is returned unchanged. Raises MemoryError, and PageError if there is no text: `extract_empty`,
-    `extract_error` if an extractor failed, or `too_many_tags`.
+    Plain text is returned unchanged. Raises MemoryError, and PageError if there is no text:
+    `extract_empty`, `extract_error` if an extractor failed, or `too_many_tags`.
     """
     html = decode(body, content_type, url)
     if content_type.lower().lstrip().startswith("text/plain"):
@@ -164,30 +159,30 @@ def extract(body: bytes, content_type: str, url: str, extractors: Sequence[Extra
         return Extracted(_clean(html), "", "", "plain")
     if html.count("<") > MAX_TAGS:
         raise PageError("too_many_tags")
-    page = HtmlPage(html, url)
-    reason = "extract_empty"
+    page, reason = HtmlPage(html, url), "extract_empty"
     for extractor in extractors:
         try:
-            found = extractor(page)
+            extracted = extractor(page)
         except MemoryError:
             raise
         except Exception:  # a library may fail on a page that the next one can read
             reason = "extract_error"
             continue
-        if found is not None and found.text.strip():
-            return found
+        if extracted is not None and extracted.text.strip():
+            return extracted
     raise PageError(reason)
 
 
-# ------------------------------------------------------------------------------------------------ quality
+# ------------------------------------------------------------ quality
 
 
 def without_boilerplate(text: str, title: str, tree: Any) -> str:
     """Remove the title at the beginning, which has its own field, and link paragraphs.
 
-    The heading of a section stays even if it is the title: it is one of a book, of which the page is a part.
-    A link paragraph is mostly a link: "Read more: …", "Sign up for our newsletter". A page that would lose half its
-    text is a list of links and stays unchanged. F1 .958 -> .961; on the 990 pages .920 -> .922.
+    A title that is also the heading of a section stays: the page is a part of a book. A link
+    paragraph is mostly a link: "Read more: …", "Sign up for our newsletter". A page that would lose
+    half its text is a list of links and stays unchanged. F1 .958 -> .961; on the 990 pages
+    .920 -> .922.
     """
     lines = text.split("\n")
     heading = _letters(title)
@@ -212,5 +207,5 @@ def _link_paragraphs(tree: Any) -> Iterator[str]:
 
 
 def _letters(text: str) -> str:
-    """A text without white space and case, for comparison across extractors."""
+    """A text without white space and case, for comparison."""
     return "".join(text.split()).casefold()

@@ -2,18 +2,19 @@
 
     with Workers(8) as pool:
         pool.start()
-        found = pool.submit(partial(extract_in_child, settings), page).result()
+        extracted = pool.submit(partial(extract_in_child, settings), page).result()
 
-Each worker loads the libraries (a second) and hands its pages to a child that it forks (milliseconds). The kernel
-kills the child if a page takes too much CPU time. Time is CPU time because the load of the machine must not decide
-which pages are kept; for the same reason a child that waited too long for the CPU, or that somebody killed (the
-kernel, when memory runs out), ends the command instead of costing its page. Workers end with the pool's process and
-children with their worker, even if those are killed.
+Each worker loads the libraries (a second), then forks a child that extracts its pages (milliseconds
+to replace). The kernel kills a child whose page takes too much CPU time. The load of the machine
+must not decide which pages are kept: a child that waited too long for the CPU, or was killed by
+somebody else (the kernel, when memory runs out), ends the command instead of costing its page.
+Workers end with the pool's process and children with their worker, even after kill -9.
 
-A page may map `extract_memory_mb`; RLIMIT_AS of a child is a third more. At that limit libraries give up, crash or
-return half a page, so a result only counts if its page stayed within the memory. What earlier pages leaked must not
-decide: a child that leaked much is replaced, and if a used child meets a large page or dies, a fresh child tries the
-page again. pebble's pool has no fresh process on demand, so that the outcome would depend on the pages before.
+A page may map `extract_memory_mb`; RLIMIT_AS of a child is a third more. At that limit libraries
+give up, crash or return half a page, so a result only counts if its page stayed within the memory.
+Leaks of earlier pages must not decide: a child that leaked much is replaced, and a page that is
+large for a used child or kills it is tried again in a fresh one. pebble's pool has no fresh process
+on demand.
 """
 
 import gc
@@ -34,17 +35,16 @@ from common.errors import PageError, ToolkitError
 from common.settings import ScrapeSettings
 from corpus.extract.charset import decode
 from corpus.extract.extractors import Extracted, Extractor, extract, load_extractors
-from corpus.scrape.opt_outs import judged_by_headers, meta_opt_out
+from corpus.scrape.opt_outs import check_headers, meta_opt_out
 from corpus.scrape.response import FetchedPage
 
 PAGES_PER_CHILD = 500  # then it is replaced: lxml and the libraries above it leak
-_PATIENCE = 60  # times `extract_timeout`: wall-clock time after which a page that has not used it ends the command
+_PATIENCE = 60  # times `extract_timeout`: wall-clock time after which a slow page ends the command
 _OUT_OF_MEMORY = "extract_memory"
-_WARM_UP = b"<html><body><article><h1>Title</h1><p>The first page is slow.</p></article></body></html>"
 _SLACK = 1 / 3  # of the memory: how much a child may leak, and how far its limit exceeds the page's
 
 
-# ---------------------------------------------------------------------------------------------- in a worker
+# ------------------------------------------------------------ in a worker
 
 _child: "_Child | None" = None
 """The child of this worker process."""
@@ -53,8 +53,8 @@ _child: "_Child | None" = None
 def extract_in_child(settings: ScrapeSettings, page: FetchedPage) -> Extracted | str:
     """The text of a page, or the reason why it has none (`extract_timeout`, `extract_memory`, …).
 
-    This process' child extracts it, or a fresh child if the used one cannot decide. Raises ToolkitError if the library
-    of an extractor is missing, or if the child was killed for a reason other than the page.
+    This process' child extracts it, or a fresh child if the used one cannot decide. Raises
+    ToolkitError if the library of an extractor is missing, or if somebody else killed the child.
     """
     global _child
     while True:
@@ -111,8 +111,6 @@ def _load(names: tuple[str, ...]) -> Sequence[Extractor]:
         extractors = load_extractors(names)
     except ImportError as error:
         raise ToolkitError(f"scrape.extractors: {', '.join(names)} cannot be imported: {error}") from None
-    with suppress(PageError):
-        extract(_WARM_UP, "text/html", "", extractors)  # runs the libraries' lazy imports
     gc.freeze()  # keeps these objects in pages shared with the children
     return extractors
 
@@ -123,23 +121,23 @@ def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(f"no network during extraction ({event})")
 
 
-# ---------------------------------------------------------------------------------------------- in a child
+# ------------------------------------------------------------ in a child
 
 
 def _serve(connection: Connection, settings: ScrapeSettings, extractors: Sequence[Extractor], worker: int) -> NoReturn:
-    """Answer pages with (reply, whether this process exits); no reply means that a fresh child must retry."""
+    """Answer pages with (reply, whether this process exits); reply None: ask a fresh child."""
     die_with_parent(worker)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)  # kills the process at once, even inside a C library
-    memory = _MemoryUse(settings.extract_memory_mb << 20)
+    memory = _Memory(settings.extract_memory_mb << 20)
     with suppress(EOFError, ConnectionError):
         for served in range(1, PAGES_PER_CHILD + 1):
             reply: Extracted | str | None = _reply(connection.recv(), settings, extractors)
-            peak, is_fresh = memory.peak(), served == 1
+            peak, is_fresh = memory.share("VmPeak"), served == 1
             if reply == _OUT_OF_MEMORY or peak > (1 if is_fresh else 1 - _SLACK):
                 reply = _OUT_OF_MEMORY if is_fresh else None
-            leaving = reply is None or served == PAGES_PER_CHILD or peak > 1 - _SLACK or memory.now() > _SLACK
+            leaving = reply is None or served == PAGES_PER_CHILD or peak > 1 - _SLACK or memory.share("VmSize") > _SLACK
             connection.send((reply, leaving))
             if leaving:
                 break
@@ -147,7 +145,7 @@ def _serve(connection: Connection, settings: ScrapeSettings, extractors: Sequenc
 
 
 def _reply(page: FetchedPage, settings: ScrapeSettings, extractors: Sequence[Extractor]) -> Extracted | str:
-    """The text of a page, or why it has none. SIGPROF kills the process after `extract_timeout` seconds of CPU time."""
+    """The text of a page, or why it has none. SIGPROF ends the process after `extract_timeout`."""
     signal.setitimer(signal.ITIMER_PROF, settings.extract_timeout)
     signal.setitimer(signal.ITIMER_REAL, _PATIENCE * settings.extract_timeout)
     try:
@@ -165,7 +163,7 @@ def extract_allowed(page: FetchedPage, settings: ScrapeSettings, extractors: Seq
     """`extract`, if the page has not opted out. Raises PageError with the reason."""
     body, content_type, url = page.body, page.content_type, page.url
     if settings.opt_outs == "obey":
-        reason = judged_by_headers(page, settings).reserved_by or ""
+        reason = check_headers(page, settings).reserved_by or ""
         if not content_type.lower().lstrip().startswith("text/plain"):
             reason = meta_opt_out(decode(body, content_type, url), settings, reason)
         if reason:
@@ -173,24 +171,20 @@ def extract_allowed(page: FetchedPage, settings: ScrapeSettings, extractors: Seq
     return extract(body, content_type, url, extractors)
 
 
-class _MemoryUse:
-    """Memory mapped by a child since its start, as a fraction of the limit per page."""
+class _Memory:
+    """Memory that a child has mapped since its start; sets RLIMIT_AS."""
 
-    def __init__(self, memory: int) -> None:
-        self._memory, self._start = memory, self._mapped("VmSize")
+    def __init__(self, limit: int) -> None:
+        self._limit, self._start = limit, _mapped("VmSize")
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        limit = self._start + int(memory * (1 + _SLACK))
-        resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
+        soft = self._start + int(limit * (1 + _SLACK))
+        resource.setrlimit(resource.RLIMIT_AS, (soft if hard < 0 else min(soft, hard), hard))
 
-    def now(self) -> float:
-        """Memory mapped now."""
-        return (self._mapped("VmSize") - self._start) / self._memory
+    def share(self, field: str) -> float:
+        """`VmSize` (now) or `VmPeak`, as a share of what a page may map."""
+        return (_mapped(field) - self._start) / self._limit
 
-    def peak(self) -> float:
-        """Peak of the mapped memory."""
-        return (self._mapped("VmPeak") - self._start) / self._memory
 
-    @staticmethod
-    def _mapped(name: str) -> int:
-        """A field of /proc/self/status, in bytes."""
-        return 1024 * int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0])
+def _mapped(field: str) -> int:
+    """A field of /proc/self/status, in bytes."""
+    return 1024 * int(Path("/proc/self/status").read_text().partition(f"{field}:")[2].split()[0])

@@ -1,11 +1,12 @@
-"""Prepare the tree of a page for an extractor, so that its headings, lists and code reach the text whole.
+"""Prepare the tree of a page for an extractor, so that headings, lists and code survive.
 
     tree = prepare(deepcopy(page_tree))
 
-trafilatura looks for the article in elements that news sites use (`BODY_XPATH`). In a page without one it only collects
-paragraphs, quotes and tables, so headings and lists are lost. It also takes short blocks with an empty link for menus,
-drops sections whose id has a word like `share` or `author`, and flattens code inside lists and tables. The steps below
-remove the reasons; each is linear in the size of the page.
+trafilatura looks for the article in elements that news sites use (`BODY_XPATH`). In a page without
+one it only collects paragraphs, quotes and tables, so headings and lists are lost. It also takes
+short blocks with an empty link for menus, drops sections whose id has a word like `share` or
+`author`, and flattens code inside lists and tables. Each step below removes one of these causes, in
+time linear in the size of the page.
 """
 
 import re
@@ -31,9 +32,9 @@ _INLINE = frozenset(
 )
 _CONTAINERS = frozenset(("div", "section", "main", "article", "td", "table", "tbody", "tr", "center", "form", "font"))
 _UNWRAPPED = "unwrapped"  # the tag of elements about to be replaced by their content
-_MIN_SHARE = 0.97  # of the letters of paragraphs: the smallest element with so many becomes the frame
-_MIN_FRAME = 0.1  # … a frame of the page's own with fewer is none: `<div id="main-nav">`
-_MAX_PARAGRAPHS = 20_000  # trafilatura's time for a frame grows with their square: 3 s; longer pages lose headings
+_MIN_SHARE = 0.97  # of the letters of paragraphs: the smallest element with this share becomes the frame
+_MIN_FRAME = 0.1  # same; an element that trafilatura would take needs this share: not `<div id="main-nav">`
+_MAX_PARAGRAPHS = 20_000  # trafilatura's time for a frame is quadratic: 3 s; longer pages lose headings
 _MAX_ID = 200  # characters; a longer id is not made of a heading
 
 
@@ -54,10 +55,10 @@ def prepare(tree: Any) -> Any:
 
 
 def _unwrap(tree: Any) -> None:
-    """Unwrap anchors, which are no links, code in code and DocBook's `guimenu`; drop signs that link to a heading."""
+    """Unwrap anchors, code in code and DocBook's `guimenu`; drop signs that link to a heading."""
     for link in list(tree.iter("a")):
         target = link.get("href")
-        if target is None:
+        if target is None:  # an anchor
             link.tag = _UNWRAPPED
         elif target.startswith("#") and not len(link) and not any(map(str.isalnum, link.text or "")):
             link.drop_tree()
@@ -82,13 +83,13 @@ def _fold_space(tree: Any) -> None:
 def _is_block_of_code(code: Any) -> bool:
     """Whether <code> has several lines and is all that its parent holds."""
     parent = code.getparent()
-    only = code.getprevious() is None and code.getnext() is None
-    alone = only and not (parent.text or "").strip() and not (code.tail or "").strip()
-    return alone and "\n" in "".join(code.itertext()).strip()
+    is_only = code.getprevious() is None and code.getnext() is None
+    is_alone = is_only and not (parent.text or "").strip() and not (code.tail or "").strip()
+    return is_alone and "\n" in "".join(code.itertext()).strip()
 
 
 def _open_containers(tree: Any) -> None:
-    """Turn lists, tables and quotations that hold headings, code or tables, which would go or be flattened."""
+    """Turn lists, tables and quotations with headings, code or tables inside into sections."""
     for element in tree.xpath(_LISTS_IN_CELLS):  # trafilatura drops them
         if element.tag == "li":
             element.addnext(element.makeelement("br"))
@@ -141,7 +142,7 @@ def _wrap_text(block: Any) -> None:
 
 
 def _quote_code(block: Any) -> None:
-    """Make a block of code a quotation with nothing but text, as trafilatura joins code with the line after it."""
+    """Turn a block of code into a quotation: trafilatura joins code with the line after it."""
     for ancestor in block.iterancestors("div"):
         ancestor.tag = "section"
     parent = block.getparent()
@@ -159,7 +160,7 @@ def _quote_code(block: Any) -> None:
 
 
 def _forget_ids(tree: Any) -> None:
-    """Remove ids made of a heading: a section about menus or about sharing is neither a menu nor a share button."""
+    """Remove ids made of a heading: a section about menus is not a menu."""
     for heading in tree.iter(*_HEADINGS):
         words = set(_WORD.findall("".join(heading.itertext()).lower()))
         for element in (heading, *heading.iterancestors("div", "section")):
@@ -171,14 +172,14 @@ def _forget_ids(tree: Any) -> None:
 
 
 def _name_frame(tree: Any) -> None:
-    """Give the article an element by which trafilatura finds it, if the page has none that holds paragraphs."""
+    """Wrap the article in an element that trafilatura recognises, if the page has none."""
     from trafilatura.xpaths import BODY_XPATH
 
     body = tree.find("body")
     body = tree if body is None else body
     weights = _weights(body)
     total = weights.get(body, 0)
-    own = body.makeelement("body")  # its children are copies of the elements that may be a frame, without content
+    own = body.makeelement("body")  # with empty copies of the elements that may be a frame
     for element, letters in weights.items():
         if letters > _MIN_FRAME * total:
             SubElement(own, element.tag, element.attrib)

@@ -1,7 +1,7 @@
 """Megatron's indexed dataset, PREFIX.bin and PREFIX.idx; `python -m corpus.index` inspects one.
 
-`layout` shows the bytes (docs/formats.md explains them), `writer` writes them, `dataset` reads them. `documents` is the
-table beside them that says where each document comes from, PREFIX.docs; `ngrams` finds text in them, PREFIX.ngrams.
+`layout` shows the bytes (docs/formats.md explains them), `writer` writes them, `dataset` reads
+them. `documents` is the table of where each document comes from, `ngrams` finds text in a dataset.
 """
 
 from corpus.index.dataset import IndexedDataset

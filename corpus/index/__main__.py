@@ -3,8 +3,8 @@
     python -m corpus.index inspect results/demo/dataset/corpus_text_document
     python -m corpus.index inspect results/demo/dataset/corpus_text_document --verify
 
-PREFIX is the full name without `.bin` or `.idx`. Both commands check the index; `--verify` also reads every token. The
-first fault is reported in one line, with exit code 2.
+PREFIX is the full name without `.bin` or `.idx`. Both commands check the index; `--verify` also
+reads every token. The first fault is reported in one line, with exit code 2.
 """
 
 import sys

@@ -10,7 +10,7 @@ import xxhash
 
 from common.errors import InputError
 from common.progress import Meter
-from corpus.index.layout import DTYPES, ENTRIES, HEADER, MAGIC, index_checksum, pointers, read_meta, suffixed
+from corpus.index.layout import DTYPES, ENTRIES, HEADER, MAGIC, arrays_at, index_checksum, pointers, read_meta, suffixed
 
 _TOKENS = 1 << 19  # read at a time: 1 or 2 MB, which stay in the cache while they are verified
 
@@ -24,9 +24,9 @@ class IndexedDataset:
     document_index  int64 (D+1,)  first sequence of each document
     tokens          (T,)          all tokens, read-only, zero-copy
 
-    Opening reads the whole index, 20 bytes per document, in pieces. Raises InputError if a file is missing or has the
-    wrong size, if lengths, pointers and document index contradict each other, and if the checksum of PREFIX.idx or
-    PREFIX.json is wrong (our datasets have one). It does not read PREFIX.bin: `verify` does.
+    Opening reads the whole index, in pieces, but not PREFIX.bin; `verify` reads that. Raises
+    InputError if a file is missing or has the wrong size, if lengths, pointers and document index
+    contradict each other, and if the checksum of PREFIX.idx or PREFIX.json is wrong.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -56,33 +56,32 @@ class IndexedDataset:
                 "belongs to another dataset, make it again"
             )
         raw: npt.NDArray[np.uint8] = np.memmap(index, mode="r", dtype=np.uint8)
-        offsets = HEADER.size + np.cumsum([0, 4 * sequences, 8 * sequences])
-        self.lengths: npt.NDArray[np.int32] = np.frombuffer(raw, "<i4", sequences, offsets[0])
-        self.pointers: npt.NDArray[np.int64] = np.frombuffer(raw, "<i8", sequences, offsets[1])
-        self.document_index: npt.NDArray[np.int64] = np.frombuffer(raw, "<i8", documents, offsets[2])
-        found, total = data.stat().st_size, self._check_index(index)
-        if found != total:
-            raise InputError(f"{data}: {found} bytes where the index asks for {total}; make it again")
+        self.lengths, self.pointers, self.document_index = arrays_at(
+            raw, HEADER.size, ("<i4", sequences), ("<i8", sequences), ("<i8", documents)
+        )
+        size, total = data.stat().st_size, self._check_index(index)
+        if size != total:
+            raise InputError(f"{data}: {size} bytes where the index asks for {total}; make it again")
         # an empty file cannot be memory-mapped
         self.tokens: npt.NDArray[Any] = (
             np.memmap(data, mode="r", dtype=self.dtype) if total else np.empty(0, self.dtype)
         )
 
     def _check_index(self, index: Path) -> int:
-        """Raise InputError if the arrays contradict each other; returns the bytes of all sequences."""
+        """Raise InputError if the arrays contradict each other; returns the size of PREFIX.bin."""
         end = 0
         for start in range(0, len(self), ENTRIES):
-            lengths, found = self.lengths[start : start + ENTRIES], self.pointers[start : start + ENTRIES]
+            lengths, given = self.lengths[start : start + ENTRIES], self.pointers[start : start + ENTRIES]
             if lengths.min() < 0:
                 raise InputError(
                     f"{index}: sequence {start + int(np.argmax(lengths < 0))} has a negative length; "
                     "damaged, make it again"
                 )
             expected, end = pointers(lengths, end, self.dtype.itemsize)
-            if not np.array_equal(expected, found):
-                wrong = int(np.argmax(expected != found))
+            if not np.array_equal(expected, given):
+                wrong = int(np.argmax(expected != given))
                 raise InputError(
-                    f"{index}: pointer of sequence {start + wrong} is {found[wrong]}, but it begins at "
+                    f"{index}: pointer of sequence {start + wrong} is {given[wrong]}, but it begins at "
                     f"{expected[wrong]}; damaged, make it again"
                 )
         documents = self.document_index
@@ -114,17 +113,17 @@ class IndexedDataset:
         return self.tokens[begin:end]
 
     def verified(self) -> Iterator[npt.NDArray[Any]]:
-        """All tokens in order, a megabyte or two at a time, by plain reads: mmap pages would inflate the RSS.
+        """All tokens in order, a megabyte or two at a time.
 
-        Raises InputError at the first id that is negative or outside the vocabulary (known from PREFIX.json), and at
-        the end if the checksum is wrong (our datasets have one). Without a checksum, a wrong id inside the vocabulary
-        goes unnoticed.
+        Raises InputError at the first id that is negative or outside the vocabulary of PREFIX.json,
+        and at the end if the checksum of PREFIX.json is wrong. Both can be checked only if that
+        file names them.
         """
         data, digest = suffixed(self.prefix, ".bin"), xxhash.xxh3_64()
         limit = 1 << 64 if self.dtype.kind == "f" else np.iinfo(self.dtype).max + 1
         if self.meta is not None:
             limit = self.meta.vocab_size
-        with open(data, "rb") as file:
+        with open(data, "rb") as file:  # plain reads: pages of the memory map would count as our memory
             for start in range(0, len(self.tokens), _TOKENS):
                 part = np.fromfile(file, self.dtype, min(_TOKENS, len(self.tokens) - start))
                 ids = part.view(f"<u{self.dtype.itemsize}")  # a negative id becomes a large one
@@ -140,7 +139,7 @@ class IndexedDataset:
             )
 
     def verify(self) -> None:
-        """Read every token; raises InputError like `verified`. Opening has checked the rest."""
+        """Read every token; raises InputError like `verified`."""
         with Meter("verify", "tokens", len(self.tokens)) as meter:
             for part in self.verified():
                 meter.advance(len(part), part.nbytes)

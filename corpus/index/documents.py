@@ -3,8 +3,7 @@
     rows = DocumentTable(prefix)
     rows[17].url, rows.of_url("https://example.com/page")
 
-Row n describes document n of PREFIX.idx, which holds its tokens. Nothing of a dataset needs this file but
-`training.trace` and what is built on it; other programs ignore it.
+Row n describes document n of PREFIX.idx. Only provenance needs this file; other programs ignore it.
 """
 
 # PREFIX.docs, little-endian, 24 bytes per document, then the texts:
@@ -16,8 +15,8 @@ Row n describes document n of PREFIX.idx, which holds its tokens. Nothing of a d
 #       25  u64[D]      id: the 16 hex digits of a document's `id` as a number
 #           u64[D]      end of its text, counted from the beginning of the texts
 #           u32[D]      first 4 bytes of sha256 of the registered domain of its URL; 0 without a URL
-#           u32[D]      number of the file in `files` that it was read from; 0 if its step keeps no such record
-#           B bytes     texts, UTF-8: URL, then a tab and where in that file it was (byte of a WARC record, or line)
+#           u32[D]      number of the file in `files` that it was read from; 0 if not known
+#           B bytes     texts, UTF-8: URL, then a tab and the byte (of a WARC record) or line there
 #           the rest    JSON: {"bin": checksum of PREFIX.bin, "files": [names, the first empty],
 #                              "shards": [[name, documents], …]}
 
@@ -40,14 +39,13 @@ import xxhash
 from common.errors import InputError
 from common.files import Document, output_files, scratch_file
 from corpus.index.dataset import IndexedDataset
-from corpus.index.layout import DOCUMENTS, ENTRIES, RECORDS, json_of, read_meta, suffixed, with_checksums
+from corpus.index.layout import DOCUMENTS, ENTRIES, RECORDS, arrays_at, json_of, read_meta, suffixed, with_checksums
 from corpus.urls.hosts import registered_domain
 from corpus.urls.url import document_id, parse_url
 
 _MAGIC = b"URLDOCS\0\0"
 _HEADER = struct.Struct("<9sQQ")
 _COLUMNS = ("<u8", "<u8", "<u4", "<u4")
-_SIZES = [np.dtype(kind).itemsize for kind in _COLUMNS]
 REMOVED = "0" * 16
 """The id of a document whose tokens are a tombstone: end-of-text, as often as it had tokens."""
 
@@ -81,9 +79,9 @@ def _host(url: str) -> str:
 
 
 class DocumentWriter:
-    """Streams rows into a file that another writer renames; memory is constant, except for `files`.
+    """Streams rows in constant memory, except for `files`; `finish` writes them into a file.
 
-    `finish` writes the file; `stack` closes the temporary files in `folder`.
+    `stack` closes the temporary files in `folder`.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -111,7 +109,7 @@ class DocumentWriter:
         self._count(shard, len(documents), int(ends[-1]) if len(ends) else self._end)
 
     def add_table(self, other: "DocumentTable", removed: Sequence[int] = ()) -> None:
-        """Append all rows of another table, a few megabytes at a time; those of `removed` documents are emptied."""
+        """Append all rows of another table, a few megabytes at a time; empty the `removed` ones."""
         numbers = np.array([self._files.setdefault(name, len(self._files)) for name in other.files], "<u4")
         tombstones, begin, end = np.array(removed, np.int64), 0, self._end
         for start in range(0, len(other), ENTRIES):
@@ -150,7 +148,7 @@ class DocumentWriter:
 
 
 def write_tombstones(prefix: Path, numbers: Sequence[int]) -> None:
-    """Replace documents of a dataset by tombstones: other tokens stay in place, their rows are emptied.
+    """Replace documents of a dataset by tombstones and empty their rows; other tokens do not move.
 
     A kill in between leaves a dataset that fails its checks until this is done again.
     """
@@ -199,15 +197,13 @@ class DocumentTable:
             raise InputError(f"{path}: no such file: a dataset of another tool, or older; tokenize its documents again")
         try:
             with path.open("rb") as file:
-                found = mmap(file.fileno(), 0, access=ACCESS_READ)
-            magic, documents, size = _HEADER.unpack_from(found)
-            *offsets, begin = (_HEADER.size + np.cumsum([0, *_SIZES]) * documents).tolist()
-            self.columns = [
-                np.frombuffer(found, kind, documents, offset) for kind, offset in zip(_COLUMNS, offsets, strict=True)
-            ]
+                data = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+            magic, documents, size = _HEADER.unpack_from(data)
+            self.columns = arrays_at(data, _HEADER.size, *((kind, documents) for kind in _COLUMNS))
             self.ids, self.ends, self.domains, self._files = self.columns
-            self.texts = memoryview(found)[begin : begin + size]
-            more = orjson.loads(found[begin + size :])
+            begin = _HEADER.size + sum(column.nbytes for column in self.columns)
+            self.texts = data[begin : begin + size]
+            more = orjson.loads(data[begin + size :])
             self.files: list[str] = more["files"]
             self.shards: list[tuple[str, int]] = [(name, count) for name, count in more["shards"]]
             whole = magic == _MAGIC and size == (self.ends[-1] if documents else 0)
@@ -247,8 +243,8 @@ class DocumentTable:
         if (records := self._records(archive)) is None:
             return ""
         place = int(np.searchsorted(records[0], np.uint64(name)))
-        found = place < len(records[0]) and int(records[0, place]) == name
-        return f"{archive}:{records[1, place]}" if found else ""
+        listed = place < len(records[0]) and int(records[0, place]) == name
+        return f"{archive}:{records[1, place]}" if listed else ""
 
     def domain(self, number: int) -> str:
         """The registered domain of a document's URL; "" without one."""
@@ -260,7 +256,7 @@ class DocumentTable:
         return _where(self.ids, wanted)
 
     def of_url(self, url: str) -> list[int]:
-        """The numbers of the documents of a URL in any spelling. Raises InputError for other text."""
+        """The numbers of the documents of a URL in any spelling, else InputError."""
         try:
             return self.of_ids([document_id(url)])
         except ValueError as error:
@@ -271,15 +267,15 @@ class DocumentTable:
         host = _host(f"http://{domain}/")
         if not host:
             raise InputError(f"{domain}: not the name of a host")
-        found = _where(self.domains, np.array([_domain_of_host(host)], np.uint32))
-        return [number for number in found if f".{_host(self[number].url)}".endswith(f".{host}")]
+        numbers = _where(self.domains, np.array([_domain_of_host(host)], np.uint32))
+        return [number for number in numbers if f".{_host(self[number].url)}".endswith(f".{host}")]
 
 
 def _where(column: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> list[int]:
     """The positions of some values, in constant memory."""
-    found: list[int] = []
+    positions: list[int] = []
     for start in range(0, len(column), ENTRIES):
         part = column[start : start + ENTRIES]
         hits = part == wanted[0] if len(wanted) == 1 else np.isin(part, wanted)
-        found.extend((np.flatnonzero(hits) + start).tolist())
-    return found
+        positions.extend((np.flatnonzero(hits) + start).tolist())
+    return positions

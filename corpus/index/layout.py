@@ -1,9 +1,9 @@
-"""The byte layout of a dataset: PREFIX.bin holds the tokens, PREFIX.idx the documents, PREFIX.json checksums (ours).
+"""The bytes of a dataset: PREFIX.bin holds tokens, PREFIX.idx documents, PREFIX.json checksums.
 
 PREFIX is the full name without `.bin` or `.idx`.
 """
 
-# PREFIX.idx, little-endian, arrays unaligned after a 34-byte header (source: megatron-core IndexedDataset):
+# PREFIX.idx, little-endian, unaligned arrays after 34 bytes (source: megatron-core IndexedDataset):
 #
 #   offset  type                   content
 #        0  9 bytes                MMIDIDX\0\0
@@ -21,7 +21,7 @@ PREFIX is the full name without `.bin` or `.idx`.
 #
 #   vocab_size, end_of_text, vocabulary    see Meta
 #   bin                            xxh3_64 of PREFIX.bin, 16 hex digits
-#   checksum                       xxh3_64 of PREFIX.idx followed by "{vocab_size} {end_of_text} {bin}"
+#   checksum                       xxh3_64 of PREFIX.idx and "{vocab_size} {end_of_text} {bin}"
 
 import struct
 from dataclasses import asdict, dataclass, field, replace
@@ -43,10 +43,10 @@ DTYPES: dict[int, np.dtype[Any]] = {
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 DOCUMENTS = ".docs"  # suffix of the table that `documents` reads and writes
-RECORDS = ".records"  # suffix, after that of a crawl's archive, of the list of its records
+RECORDS = ".records"  # suffix of the list of records of a crawl's archive, after the archive's own
 LONGEST = 2**31 - 1  # tokens per sequence: lengths are int32
 ENTRIES = 1 << 18  # array entries processed at a time: 2 MB
-_SMALL = 256 << 20  # bytes: a PREFIX.bin up to this size is read in full, a second from most disks
+_SMALL = 256 << 20  # bytes: a PREFIX.bin up to this size is read in full, in about a second
 _PIECE = 64 << 10
 _PIECES = 1024
 
@@ -61,8 +61,17 @@ def suffixed(prefix: Path, suffix: str) -> Path:
     return prefix.with_name(prefix.name + suffix)
 
 
+def arrays_at(data: Any, offset: int, *arrays: tuple[str, int]) -> list[npt.NDArray[Any]]:
+    """The arrays of these dtypes and lengths that follow each other in `data` from a byte on."""
+    views = []
+    for kind, length in arrays:
+        views.append(np.frombuffer(data, kind, length, offset))
+        offset += views[-1].nbytes
+    return views
+
+
 def pointers(lengths: npt.NDArray[np.int32], begin: int, itemsize: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Byte offsets of sequences of these lengths, the first at byte `begin`, and the end of the last one."""
+    """Byte offsets of sequences of these lengths from byte `begin` on, and the end of the last."""
     sizes = lengths.astype(np.int64) * itemsize
     ends = np.cumsum(sizes) + begin
     return ends - sizes, int(ends[-1]) if len(ends) else begin
@@ -86,24 +95,26 @@ class Meta:
 
 
 def read_meta(prefix: Path) -> Meta | None:
-    """PREFIX.json, or None if it does not exist: a dataset of another tool. Raises InputError if it is damaged."""
+    """PREFIX.json, or None if it does not exist: a dataset of another tool.
+
+    Raises InputError if it is damaged.
+    """
     path = suffixed(prefix, ".json")
     if not path.exists():
         return None
-    found = read_json(path)
+    values = read_json(path)
     kinds = {"vocab_size": int, "end_of_text": int, "vocabulary": str, "bin": str, "checksum": str}
-    required = {"vocab_size", "end_of_text"}
     if (
-        not isinstance(found, dict)
-        or not required <= set(found) <= set(kinds)
-        or not all(isinstance(value, kinds[name]) for name, value in found.items())
+        not isinstance(values, dict)
+        or not {"vocab_size", "end_of_text"} <= set(values) <= set(kinds)
+        or not all(isinstance(value, kinds[name]) for name, value in values.items())
     ):
         raise InputError(f"{path}: not a description of a dataset; make the dataset again or remove it")
-    return Meta(**found)
+    return Meta(**values)
 
 
 def index_checksum(index: Path, meta: Meta) -> str:
-    """`checksum` of PREFIX.json: over the index file, the vocabulary and the checksum of PREFIX.bin."""
+    """`checksum` of PREFIX.json."""
     digest = xxhash.xxh3_64()
     with open(index, "rb") as file:
         while part := file.read(8 * ENTRIES):
@@ -127,7 +138,7 @@ def content_of(prefix: Path) -> str:
     """A checksum of PREFIX.bin, which does not depend on where the files lie.
 
     "xxh3:…"     of the whole file: computed if it is small, else taken from PREFIX.json
-    "sampled:…"  of its size and 1,024 evenly spaced pieces of 64 kB: for a large file of another tool, without checksum
+    "sampled:…"  of its size and 1,024 evenly spaced pieces of 64 kB: if there is no PREFIX.json
     """
     path = suffixed(prefix, ".bin")
     size = path.stat().st_size

@@ -1,32 +1,31 @@
 """PREFIX.ngrams finds every verbatim copy in a dataset of 8 or more tokens of a text.
 
-    ngrams = open_ngrams(prefix, content_of(prefix))          # made if it is missing or of other tokens
+    ngrams = open_ngrams(prefix, dtype, content_of(prefix))
     matches = ngrams.matches(query, tokens, starts, lengths)
     spans = longest_spans(matches, 0, len(query))
 
-Every fifth position of PREFIX.bin is listed by a hash of the 4 tokens from there on. 8 tokens in a row hold such a
-position among their first five, with its 4 tokens. The text around each listed position is compared token by token.
+Every fifth position of PREFIX.bin is listed by a hash of the 4 tokens from there on. Any 8 tokens
+in a row hold such a position among their first five, with its 4 tokens. The text around each listed
+position is compared token by token.
 """
 
-# PREFIX.ngrams, little-endian; position i is token 5 * i, N of them have 4 tokens:
+# PREFIX.ngrams is a file of segments (corpus/segments.py). Position i is token 5 * i of PREFIX.bin.
 #
-#   offset  type          content
-#        0  9 bytes       URLGRAMS\0
-#        9  7 bytes       0
-#       16  32 bytes      content of PREFIX.bin (`corpus.index.content_of`), filled up with \0
-#       48  u64           N
-#       56  u64           P, positions per part, at most 2^25
-#       64  for each part of n = P positions (the last may have fewer), with b = max(0, bits of n - 6):
-#           u32[2^b + 1]  where the positions of each bucket begin, and n
-#           u32[n]        position in its part, plus 2^25 times the 7 bits of its hash after the bucket's; ascending in
-#                         each bucket
+#   content    in its info: the content of PREFIX.bin (`corpus.index.content_of`)
+#   positions  in its info: the number of positions that have 4 tokens
+#   part       in its info: positions per part, at most 2^25
 #
-# Hash of 4 tokens: the sum of each times its number in _FACTORS, mod 2^64. Its first b bits are the bucket.
+# Segments of each part of n positions, with b = max(0, bits of n - 6):
+#
+#   begins     u32[2^b + 1]   where the positions of each bucket begin, and n
+#   places     u32[n]         position in its part, plus 2^25 times the 7 bits of its hash after the
+#                             bucket's; ascending in each bucket
+#
+# Hash of 4 tokens: the sum of each times its number in _FACTORS, mod 2^64. Its first b bits are the
+# bucket.
 
-import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,14 +33,15 @@ import numpy as np
 import numpy.typing as npt
 
 from common.console import note
+from common.errors import InputError
 from common.files import cache_path, lock
 from common.progress import Meter
 from corpus.index.layout import ENTRIES, suffixed
+from corpus.segments import Segments, SegmentWriter
 
 SHORTEST = 8  # tokens of a match
 _STEP, _GRAM = 5, 4  # a match of 8 holds 4 tokens from a multiple of 5 on: 4 + (5 - 1) = 8
-_HEADER = struct.Struct("<9s7x32sQQ")
-_BITS = 25  # of a position; with the other 7 of 32, 1 of 128 wrong positions of a bucket is compared
+_BITS = 25  # of a position; by the other 7 of 32, 1 of 128 wrong positions of a bucket is compared
 _PART = 1 << _BITS  # 168 million tokens, which take 0.4 GB while they are sorted
 _BLOCK = 1 << 12  # candidates in memory at a time, each with the whole text
 _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
@@ -50,36 +50,36 @@ Integers = npt.NDArray[np.int64]
 
 
 class Match(NamedTuple):
-    """Tokens [first, end) of a text that a document has verbatim, from the dataset's token `place` on."""
+    """Tokens [first, end) of a text, which a document has from the dataset's token `place` on."""
 
     first: int
     end: int
     place: int
     places: int
-    """How many places there are of just this extent; of a span, how many hold it."""
+    """The number of places with just this extent; of a span, the number that hold it."""
     dataset: int = 0
 
 
 def open_ngrams(prefix: Path, dtype: npt.DTypeLike, content: str, path: Path | None = None) -> "Ngrams":
-    """The index of PREFIX.bin at `path` (default PREFIX.ngrams), made if it is missing or of another content."""
+    """The index of PREFIX.bin at `path` (default PREFIX.ngrams), made if none has this content."""
     path = path or suffixed(prefix, ".ngrams")
     with suffixed(prefix, ".bin").open("rb") as tokens:
-        lock(tokens, wait=True)  # another process may be making it, and that takes minutes for a large dataset
-        with suppress(FileNotFoundError, ValueError, struct.error):  # a damaged one is made again
-            if (found := Ngrams(path)).content == content:
-                return found
+        lock(tokens, wait=True)  # another process may be making it, which takes minutes
+        with suppress(InputError):  # missing, damaged, or of an older version
+            if (ngrams := Ngrams(path)).content == content:
+                return ngrams
         write_ngrams(path, suffixed(prefix, ".bin"), np.dtype(dtype), content)
-    return Ngrams(path)
+        return Ngrams(path)
 
 
 def write_ngrams(path: Path, tokens: Path, dtype: np.dtype[Any], content: str, part: int = _PART) -> None:
-    """Write the index of a PREFIX.bin, in parts of `part` positions: 12 bytes of memory for each of them."""
+    """Write the index of a PREFIX.bin, in parts of `part` positions: 12 bytes of memory each."""
     size = tokens.stat().st_size // dtype.itemsize
     positions = (size + 1) // _STEP
     note(f"{path}: made once for this dataset of {size:,} tokens, about {4.2 * positions / 1e6:,.1f} MB")
     meter = Meter("index of 8-grams", "positions", positions)
     with cache_path(path) as temporary, temporary.open("wb") as file, meter:
-        file.write(_HEADER.pack(b"URLGRAMS", content.encode(), positions, part))
+        writer = SegmentWriter(file)
         for first, count, bits in _parts(positions, part):
             values = np.empty(count, np.uint64)
             for begin in range(0, count, ENTRIES):
@@ -89,12 +89,14 @@ def write_ngrams(path: Path, tokens: Path, dtype: np.dtype[Any], content: str, p
                 values[begin : begin + ENTRIES] = hashes >> (32 + _BITS - bits) << _BITS | numbers
                 meter.advance(len(numbers))
             values.sort()
-            np.searchsorted(values, np.arange(2**bits + 1, dtype=np.uint64) << 32).astype("<u4").tofile(file)
-            values.astype("<u4").tofile(file)
+            begins = np.searchsorted(values, np.arange(2**bits + 1, dtype=np.uint64) << 32)
+            writer.append("begins", begins.astype("<u4"))
+            writer.append("places", values.astype("<u4"))
+        writer.close({"content": content, "positions": positions, "part": part})
 
 
 def _parts(positions: int, part: int) -> Iterator[tuple[int, int, int]]:
-    """First position, number of positions, and bits of the bucket's number, of each part."""
+    """First position, number of positions and bits of the bucket's number, of each part."""
     for first in range(0, positions, part):
         count = min(part, positions - first)
         yield first, count, max(0, count.bit_length() - 6)
@@ -111,35 +113,31 @@ class Ngrams:
     """The index in a memory map."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            view = mmap(file.fileno(), 0, access=ACCESS_READ)
-        _, content, positions, part = _HEADER.unpack_from(view)
-        self.content, self._parts, at = content.rstrip(b"\0").decode(), [], _HEADER.size
-        for first, count, bits in _parts(positions, part):
-            table = np.frombuffer(view, "<u4", 2**bits + 1, at)
-            self._parts.append((first, bits, table, np.frombuffer(view, "<u4", count, at + table.nbytes)))
-            at += table.nbytes + 4 * count
+        file = Segments(path)
+        self.content: str = file.info["content"]
+        parts = _parts(file.info["positions"], file.info["part"])
+        self._parts = list(zip(parts, file.mapped("begins"), file.mapped("places"), strict=True))
 
     def matches(
         self, query: Integers, tokens: npt.NDArray[Any], starts: Integers, lengths: Integers, dataset: int = 0
     ) -> list[Match]:
-        """Every match of `query` (Q,) with `tokens` (T,) that neither side extends, one per extent in the query.
+        """The longest possible matches of `query` (Q,) with `tokens` (T,), one per extent.
 
         Documents have these starts and lengths, (D,). Memory does not grow with the dataset.
         """
-        found: dict[tuple[int, int], tuple[int, int]] = {}
+        extents: dict[tuple[int, int], tuple[int, int]] = {}
         for asked, hashed in enumerate(_hashes(query, 1).tolist()):
             for listed in self._listed(hashed):
                 for first, end, place in _extended(query, asked, listed, tokens, starts, lengths).tolist():
-                    before, places = found.get((first, end), (place, 0))
-                    found[first, end] = min(before, place), places + 1
-        return [Match(*extent, *where, dataset) for extent, where in sorted(found.items())]
+                    before, places = extents.get((first, end), (place, 0))
+                    extents[first, end] = min(before, place), places + 1
+        return [Match(*extent, *where, dataset) for extent, where in sorted(extents.items())]
 
     def _listed(self, hashed: int) -> Iterator[Integers]:
         """The listed positions of a hash, and a few of other hashes."""
-        for first, bits, table, entries in self._parts:
+        for (first, _, bits), begins, places in self._parts:
             bucket, rest = divmod(hashed >> (32 + _BITS - bits), 1 << (32 - _BITS))
-            run = entries[table[bucket] : table[bucket + 1]]
+            run = places[begins[bucket] : begins[bucket + 1]]
             low, high = np.searchsorted(run >> _BITS, [rest, rest + 1]).tolist()
             for begin in range(low, high, _BLOCK):
                 numbers = run[begin : min(high, begin + _BLOCK)] & (_PART - 1)
@@ -151,9 +149,9 @@ def _extended(
 ) -> Integers:
     """The matches of query[asked] with tokens[listed], shape (M, 3): first, end and place of each.
 
-    A match is that of its first listed position only, so that it counts once: at most 4 of its tokens are before it.
+    A match counts once, at its first listed position: at most 4 of its tokens are before that.
     """
-    # 8 tokens hold the one before or the one after these 4: few places do, and few of those hold 8 around them
+    # at few positions the token before or after the 4 is equal, too, and at few of those 8 tokens
     near = [tokens.take(listed + step, mode="clip") == query.take(asked + step, mode="clip") for step in (-1, _GRAM)]
     listed, around = listed[near[0] | near[1]], np.arange(1 - _STEP, SHORTEST)
     same = tokens.take(listed[:, None] + around, mode="clip") == query.take(asked + around, mode="clip")
@@ -170,9 +168,9 @@ def _extended(
 
 
 def longest_spans(matches: list[Match], begin: int, end: int) -> list[Match]:
-    """Select matches greedily without overlap, the longest first.
+    """Select matches without overlap, the longest first.
 
-    Of equal ones the first in the text, where it stands first.
+    Of matches of one length, the first in the text; of its places, the first.
     """
     cut = [
         match._replace(first=first, end=min(end, match.end), place=match.place + first - match.first)

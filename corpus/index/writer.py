@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class IndexWriter:
-    """Streams documents into PREFIX.bin and PREFIX.idx; the index appears last, so a dataset with one is whole.
+    """Streams documents into PREFIX.bin and PREFIX.idx; the index appears last.
 
     With `table`, PREFIX.docs is written, too: every document must then be added with its row.
 
-    Lengths go straight into the index, after space for its header. The document index, whose offset is known at the
-    end, waits in an unnamed file, which vanishes with the process. Memory does not grow.
+    Lengths go straight into the index, after space for its header. The document index, whose offset
+    is known at the end, waits in an unnamed file. Memory does not grow.
 
     documents, sequences, tokens    written so far
     """
@@ -74,9 +74,9 @@ class IndexWriter:
         self.add_documents(values, [len(values)])
 
     def add_documents(self, tokens: npt.ArrayLike, lengths: npt.ArrayLike) -> None:
-        """Append documents of one sequence each: the ids of all, end to end, and the length of each.
+        """Append documents of one sequence each: the ids of all, end to end, and their lengths.
 
-        Raises InputError for an id that does not fit the dtype, and for a document of 2^31 tokens or more.
+        Raises InputError for an id that does not fit the dtype, and for 2^31 tokens or more.
         """
         sizes = np.asarray(lengths, dtype=np.int64)
         if sizes.size and sizes.max() > LONGEST:
@@ -136,7 +136,7 @@ class IndexWriter:
             assert self.table.documents == self.documents
             with self._files[DOCUMENTS].open() as file:
                 self.table.finish(file, self._digest.hexdigest())
-        # the index and vocabulary of an older dataset must never lie beside the new tokens
+        # the other files of an older dataset must never lie beside the new tokens
         for suffix in (".idx", ".json", DOCUMENTS):
             suffixed(self.prefix, suffix).resolve().unlink(missing_ok=True)
 

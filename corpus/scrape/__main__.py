@@ -1,16 +1,17 @@
 """Fetch the pages of a URL list politely, extract their text, and write them in the list's order.
 
-    python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst --config config.yaml --workers 8
-    python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst 'scrape.resolve={"*": 127.0.0.1:8080}'
-    python -m corpus.scrape --warc raw.warc.gz CC-MAIN-*.warc.gz --output pages.jsonl.zst --workers 8
+    python -m corpus.scrape --urls urls.txt --output pages.jsonl.zst --config config.yaml
+    python -m corpus.scrape --urls urls.txt --output p.jsonl 'scrape.resolve={"*": 127.0.0.1:8080}'
+    python -m corpus.scrape --warc raw.warc.gz CC-MAIN-*.warc.gz --output pages.jsonl.zst
 
-The outcome of each URL is kept beside the output (OUTPUT.journal), for this list and later ones: an interrupted run
-resumes, and a finished one fetches only new URLs. When a changed key needs pages again (extractors, a larger
-max_bytes), they come from the archive. If the archive lacks them, the run stops and says what it would fetch again;
---refetch, or deleting OUTPUT.settings.json, agrees to that. Two runs over the same pages write the same bytes. If no
-host answers at all, nothing is recorded and the exit code is 75, even with --allow-empty.
+The outcome of each URL is kept beside the output (OUTPUT.journal), for this list and later ones: an
+interrupted run resumes, and a finished one fetches only new URLs. When a changed key needs pages
+again (extractors, a larger max_bytes), they come from the archive. If the archive lacks them, the
+run stops and says what it would fetch again; --refetch, or deleting OUTPUT.settings.json, consents.
+Two runs over the same pages write the same bytes. If no host answers at all, nothing is recorded
+and the exit code is 75, even with --allow-empty.
 
-Public hosts are only contacted if the key scrape.contact says who is asking. Pages of WARC files (our own or Common
+Public hosts are only contacted if scrape.contact is set. Pages of WARC files (our own or Common
 Crawl's; files, folders or globs) become records by the same rules, without a network.
 """
 
@@ -53,11 +54,10 @@ def scrape(
 ) -> Stats:
     """Scrape the list `urls` into the shard `output`, reusing the outcomes of earlier runs.
 
-    `refetch` agrees to fetch pages again that changed settings need and the archive lacks. `site` is the folder of a
-    recorded site that is served instead of the web; if it changes, earlier outcomes do not count.
-
-    Raises EmptyResultError if no page has text, OutageError if the network is down, ConfigError if pages would have to
-    be fetched again without `refetch`.
+    `refetch` allows fetching pages again that changed settings need and the archive lacks. `site`
+    is the folder of a recorded site that is served instead of the web; if it changes, earlier
+    outcomes do not count. Raises EmptyResultError if no page has text, OutageError if the network
+    is down, ConfigError if pages would have to be fetched again without `refetch`.
     """
     listed = read_urls(urls, options.get("allow_empty", False))
     rules = UrlRules(blacklist)
@@ -70,15 +70,13 @@ def scrape(
     with Journal(output, today) as journal, Archive(archive) if archive else nullcontext() as opened:
         cache = OutcomeCache(journal, queues.keys, settings, rules, opened)
         if opened:
-            unknown = sum(key not in journal.known for key in opened.responses)
-            lacking = cache.pages_outside_archive(queues.positions())
             if opened.torn_bytes:
                 left = sum(not cache.is_done(each) and not cache.in_archive(each) for each in queues.positions())
                 cut = f"cut off {opened.torn_bytes:,} torn bytes after its last complete record"
                 note(f"{archive}: {cut}; {left} pages are fetched, lost ones again")
-            if unknown:
-                note(f"{unknown} responses in {archive} are not fetched again")
-            if lacking:
+            if unknown := opened.responses.keys() - journal.known:
+                note(f"{len(unknown)} responses in {archive} are not fetched again")
+            if lacking := cache.pages_outside_archive(queues.positions()):
                 note(f"{lacking} known pages are not in {archive}: fetched without it, or lost by it")
         require_contact(queues, cache)
         cache.confirm_refetch(queues.positions(), refetch)
@@ -125,7 +123,7 @@ def _count_done(queues: CrawlQueues, cache: OutcomeCache) -> int:
 
 
 def _run(crawling: Coroutine[Any, Any, Crawl], urls: Path) -> Crawl:
-    """Run a crawl. If tasks fail, raises the first error; the others were cancelled."""
+    """Run a crawl. Raises the first error of its tasks; the others were cancelled."""
     try:
         return asyncio.run(crawling)
     except BaseExceptionGroup as group:
@@ -159,24 +157,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_step_options(parser, "scrape")
     arguments = parser.parse_args(argv)
     settings = cli.read_settings(arguments)
-    options = step_options(arguments, settings)
+    given, options = (arguments.output, settings.scrape, settings.blacklist), step_options(arguments, settings)
+    online = {"archive": arguments.archive, "refetch": arguments.refetch, "site": arguments.site}
     if arguments.warc:
-        if arguments.archive or arguments.refetch or arguments.site:
+        if any(online.values()):
             parser.error("--archive, --refetch and --site are for --urls: --warc uses no network")
         paths = expand_inputs(arguments.warc)
         require_regular(paths, "corpus.scrape --warc")
-        stats = extract_archives(paths, arguments.output, settings.scrape, settings.blacklist, **options)
+        stats = extract_archives(paths, *given, **options)
     else:
-        stats = scrape(
-            arguments.urls,
-            arguments.output,
-            settings.scrape,
-            settings.blacklist,
-            archive=arguments.archive,
-            refetch=arguments.refetch,
-            site=arguments.site,
-            **options,
-        )
+        stats = scrape(arguments.urls, *given, **online, **options)
     stats.finish(arguments.stats)
     return 0
 

@@ -36,11 +36,11 @@ _HTTP = StatusAndHeadersParser([], verify=False)
 
 
 def read_pages(path: Path, max_bytes: int, texts: bool = False) -> Iterator[tuple[str, FetchedPage | Outcome | str]]:
-    """Yield every response of a WARC file (plain, .gz or .zst) in order: its URL, and its page or why it has none.
+    """Yield the URL of every response of a WARC file, and its page or why it has none.
 
-    A damaged record of a compressed file (`damaged`) costs only itself. With `texts`, each `conversion` record, of
-    which WET files consist, is yielded as a document. Raises InputError for a file that is not WARC, is truncated, or
-    is damaged in another way.
+    A damaged record of a compressed file (`damaged`) costs only itself. With `texts`, documents of
+    WET files (`conversion` records) are yielded, too. Raises InputError for a file that is not
+    WARC, is truncated, or is damaged in another way.
     """
 
     def parse(record: Any) -> tuple[str, FetchedPage | Outcome | str] | None:
@@ -54,25 +54,25 @@ def read_pages(path: Path, max_bytes: int, texts: bool = False) -> Iterator[tupl
                 warn(f"{path}: the record at byte {start} is damaged and left out")
                 yield "", "damaged"
             elif response is not None:
-                url, found = response
-                if isinstance(found, FetchedPage):
-                    found = replace(found, origin=f"{path}:{start}")
-                elif not isinstance(found, str):
-                    found["record"]["origin"] = f"{path}:{start}"
-                yield url, found
+                url, page = response
+                if isinstance(page, FetchedPage):
+                    page = replace(page, origin=f"{path}:{start}")
+                elif not isinstance(page, str):
+                    page["record"]["origin"] = f"{path}:{start}"
+                yield url, page
 
 
 def parse_text(record: Any) -> tuple[str, Outcome | str]:
-    """The URL of a `conversion` record, and its document, with date and language under `meta`, or why it has none."""
+    """The URL of a `conversion` record, and its document or why it has none."""
     url = record.rec_headers.get_header("WARC-Target-URI", "")
     text = record.raw_stream.read(LONGEST_LINE + 1)
     if len(text) > LONGEST_LINE:
         return url, "too_large"
-    named = {"date": "WARC-Date", "language": "WARC-Identified-Content-Language"}
-    meta = {key: value for key, name in named.items() if (value := record.rec_headers.get_header(name))}
+    headers = {"date": "WARC-Date", "language": "WARC-Identified-Content-Language"}
+    meta = {key: value for key, name in headers.items() if (value := record.rec_headers.get_header(name))}
     try:
-        record = {"text": text.decode(), "url": url, "meta": meta}
-        return url, {"record": record, "bytes": len(text), "date": meta.get("date", "")[:10]}
+        document = {"text": text.decode(), "url": url, "meta": meta}
+        return url, {"record": document, "bytes": len(text), "date": meta.get("date", "")[:10]}
     except UnicodeDecodeError:
         return url, "bad_encoding"
 
@@ -86,18 +86,21 @@ def parse_request(record: Any) -> str | None:
 
 def parse_response(record: Any, max_bytes: int) -> tuple[str, FetchedPage | str]:
     """The requested URL of a `response` record, and its page or why it has none."""
-    url = record.rec_headers.get_header("WARC-Target-URI", "")
-    requested = record.rec_headers.get_header(REQUESTED_HEADER, url)
+    requested = parse_request(record) or ""
     try:
-        return requested, _page(record, url, requested, max_bytes)
+        return requested, _page(record, requested, max_bytes)
     except PageError as error:
         return requested, error.reason
     except (EOFError, ValueError):
         return requested, "bad_response"
 
 
-def _page(record: Any, url: str, requested: str, max_bytes: int) -> FetchedPage:
-    """The page of a record, by the rules of a crawl. Raises PageError, or EOFError or ValueError if it is not HTTP."""
+def _page(record: Any, requested: str, max_bytes: int) -> FetchedPage:
+    """The page of a record, by the rules of a crawl.
+
+    Raises PageError; EOFError or ValueError if it is not HTTP.
+    """
+    url = record.rec_headers.get_header("WARC-Target-URI", "")
     if not url.startswith(("http:", "https:")):
         raise PageError("scheme")  # dns:, whois:
     http = _HTTP.parse(record.raw_stream)
@@ -116,7 +119,7 @@ def _page(record: Any, url: str, requested: str, max_bytes: int) -> FetchedPage:
     try:
         body = decode_body(raw, encoding, max_bytes)
     except PageError as error:
-        # Common Crawl stores decoded bodies; until August 2018 (CC-NEWS: May 2019) it left the original headers
+        # Common Crawl stores decoded bodies, until 2018 (CC-NEWS: 2019) with the original headers
         decoded = raw[:64].lstrip(_BLANK).startswith(b"<") or ("gzip" in encoding.lower() and raw[:3] != GZIP_MAGIC)
         if error.reason != "bad_encoding" or not decoded:
             raise
@@ -138,17 +141,17 @@ def _page(record: Any, url: str, requested: str, max_bytes: int) -> FetchedPage:
 
 
 def write_records(archive: Path, responses: Mapping[str, int]) -> None:
-    """Write ARCHIVE.records, in which `corpus.index.documents` finds the record of a page: see docs/formats.md.
+    """Write ARCHIVE.records, by which `corpus.index.documents` finds records: see docs/formats.md.
 
     `responses`: for each URL, the offset of its last record.
     """
-    found = sorted((int(document_id(url), 16), start) for url, start in responses.items())
+    offsets = sorted((int(document_id(url), 16), start) for url, start in responses.items())
     with output_files([archive.with_name(archive.name + RECORDS)]) as (output,):
-        output.append(np.array(found, "<u8").reshape(-1, 2).T.tobytes())
+        output.append(np.array(offsets, "<u8").reshape(-1, 2).T.tobytes())
 
 
 def _is_torn_first(file: IO[bytes]) -> bool:
-    """Whether a file without a complete record is what a power cut left of the first: short, or zeros after that."""
+    """Whether a file without a complete record is a torn first record, perhaps with zeros."""
     first = file.read(_FIRST)
     if any(block.strip(b"\0") for block in iter(partial(file.read, 1 << 20), b"")):
         return False
@@ -159,13 +162,13 @@ def _is_torn_first(file: IO[bytes]) -> bool:
 
 
 class Archive:
-    """An open archive: a WARC 1.0 file of raw responses, one gzip member per record, only ever appended to.
+    """An open archive: a WARC 1.0 file of raw responses, one gzip member per record, append-only.
 
         archive.warc.gz = warcinfo record, then one `response` record per fetched page
 
-    WARC-Target-URI is the URL that answered. X-Requested-URI is the URL requested, if that differs by redirects or
-    spelling, so that documents keep their URLs. Opening reads the whole file into `responses`, and cuts off what
-    follows the last complete record, torn by a kill or a power cut. Raises InputError for a file of another kind.
+    WARC-Target-URI is the URL that answered. X-Requested-URI is the URL requested if it differs by
+    redirects or spelling, so that documents keep their URLs. Opening reads the whole file, and cuts
+    off what follows the last complete record. Raises InputError for a file of another kind.
     """
 
     def __init__(self, path: Path) -> None:
@@ -191,7 +194,7 @@ class Archive:
             self._file.close()
 
     def _scan(self) -> int:
-        """Fill `responses`; returns the end of the last complete record. Raises InputError if another tool wrote it."""
+        """Fill `responses`; returns the end of the last complete record. Raises InputError."""
         end, ours = 0, False
 
         def parse(record: Any) -> tuple[str | None, bool]:
@@ -199,7 +202,7 @@ class Archive:
             return parse_request(record), is_info and _SOFTWARE.encode() in record.raw_stream.read(_FIRST)
 
         with self.path.open("rb") as file:
-            for start, end, (request, is_ours) in complete_records(file, self.path, parse):  # noqa: B007 - `end` stays
+            for start, end, (request, is_ours) in complete_records(file, self.path, parse):  # noqa: B007
                 ours = ours or is_ours
                 if request is not None:
                     with suppress(ValueError):  # not a URL
@@ -215,7 +218,7 @@ class Archive:
         return end
 
     def _open(self) -> IO[bytes]:
-        """Open the file to append to; a new one begins with a warcinfo record."""
+        """Open the file to append to; a new file begins with a warcinfo record."""
         self._file = open(self.path, "ab")  # noqa: SIM115 - closed by __exit__
         self._writer = WARCWriter(self._file, gzip=True)
         if self._file.tell() == 0:
@@ -230,7 +233,7 @@ class Archive:
         """Append a response."""
         file = self._file or self._open()
         start = file.tell()
-        # The body is stored without chunks, so the header that announces them is dropped.
+        # the body is stored without chunks, so the header that announces them is dropped
         framing = {("transfer-encoding", "chunked"), ("transfer-encoding", "identity")}
         headers = [pair for pair in page.headers if (pair[0].lower(), pair[1].strip().lower()) not in framing]
         status = StatusAndHeaders(f"{page.status} {page.reason}".strip(), headers, protocol="HTTP/1.1")
@@ -247,15 +250,15 @@ class Archive:
         self.responses[key_of(page.requested or page.url)] = start
 
     def read(self, key: str, max_bytes: int) -> FetchedPage | str:
-        """The page of a URL in `responses`, or why it has none. Raises InputError if it is damaged."""
+        """The page of a URL in `responses`, or why it has none. Raises InputError if damaged."""
         start = self.responses[key]
         with self.path.open("rb") as file:
             file.seek(start)
             records = read_records(file, self.path, lambda record: parse_response(record, max_bytes))
-            response: Any = next((found for _, _, found in records), DAMAGED)
-        if response is not DAMAGED:
-            return cast(FetchedPage | str, response[1])
-        raise InputError(f"{self.path}: the record at byte {start} ({key}) has changed; run it again")
+            response: Any = next((record for _, _, record in records), DAMAGED)
+        if response is DAMAGED:
+            raise InputError(f"{self.path}: the record at byte {start} ({key}) has changed; run it again")
+        return cast(FetchedPage | str, response[1])
 
     def sync(self) -> None:
         """Wait until all records are on disk; may be called from another thread."""

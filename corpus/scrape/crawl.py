@@ -1,11 +1,11 @@
-"""Crawl hosts in parallel and the pages of a host one by one; extract pages and journal every outcome."""
+"""Crawl hosts in parallel, the pages of a host one by one; extract pages and journal outcomes."""
 
 import asyncio
 import resource
 import signal
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from corpus.scrape.fetch import Fetcher
 from corpus.scrape.journal import key_of
 from corpus.scrape.network import AddressOverrides
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
-from corpus.scrape.outage import Failure, UnconfirmedFailures
+from corpus.scrape.outage import require_network
 from corpus.scrape.outcome_cache import PAGES, OutcomeCache
 from corpus.scrape.pages import page_outcome
 from corpus.scrape.response import FetchedPage
@@ -34,7 +34,7 @@ class CrawlQueues:
     keys: list[str]
     """The form in which each URL is requested; "" for refused URLs."""
     refused: dict[int, str]
-    """The reason, by position, of URLs that the rules drop or that repeat an earlier page."""
+    """By position, why the rules drop a URL, or that it is a duplicate."""
     queues: dict[str, list[tuple[int, str]]]
     """(position, URL) of the others by host, the longest queue first."""
 
@@ -75,19 +75,17 @@ def require_contact(queues: CrawlQueues, cache: OutcomeCache) -> None:
 
 
 async def crawl(queues: CrawlQueues, cache: OutcomeCache, rules: UrlRules, workers: int) -> "Crawl":
-    """Fetch every URL without a usable outcome. SIGTERM and SIGHUP raise SystemExit after a sync."""
+    """Fetch every URL without a valid outcome. SIGTERM and SIGHUP raise SystemExit after a sync."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # idle connections exceed the usual 1,024
-    with _exit_on_signals():
-        async with AsyncExitStack() as stack:
-            fetcher = await stack.enter_async_context(Fetcher(cache.settings, rules))
-            pool = stack.enter_context(Workers(workers))
-            pool.start()  # now: it forks, and later there are threads
-            done = len(queues.refused) + sum(map(cache.is_done, queues.positions()))
-            meter = stack.enter_context(Meter("scrape", "pages", total=len(queues.keys), done=done))
-            run = Crawl(fetcher, pool, cache, meter)
-            await run.crawl(queues.queues.values())
-            return run
+    done = len(queues.refused) + sum(map(cache.is_done, queues.positions()))
+    with _exit_on_signals(), Workers(workers) as pool:
+        pool.start()  # now: it forks, and later there are threads
+        with Meter("scrape", "pages", total=len(queues.keys), done=done) as meter:
+            async with Fetcher(cache.settings, rules) as fetcher:
+                run = Crawl(fetcher, pool, cache, meter)
+                await run.crawl(list(queues.queues.values()))
+                return run
 
 
 class Crawl:
@@ -95,18 +93,17 @@ class Crawl:
 
     def __init__(self, fetcher: Fetcher, pool: Workers, cache: OutcomeCache, meter: Meter) -> None:
         self.fetcher, self.pool, self.cache, self.archive, self.meter = fetcher, pool, cache, cache.archive, meter
-        self.journal = cache.journal
         self._page_outcome = partial(page_outcome, cache.settings)
         self.reasons: Counter[str] = Counter()
         self.parked: set[int] = set()
-        """URLs with a known outcome that are given up in this list, after too many failures of their host."""
+        """Positions of known URLs that this list gives up after too many failures of their host."""
         self.fetched = self.extracted_again = 0
-        self._unconfirmed = UnconfirmedFailures(fetcher)
+        self._unconfirmed: deque[tuple[int, str, dict[str, Any]]] = deque()
+        """Failures until a host responds: the number of responses before, URL, outcome."""
 
-    async def crawl(self, queues: Iterable[Sequence[tuple[int, str]]]) -> None:
+    async def crawl(self, queues: Sequence[Sequence[tuple[int, str]]]) -> None:
         """Crawl (position, URL) queues, one per host. Raises OutageError."""
         active = asyncio.Semaphore(_ACTIVE_HOSTS)
-        queues = list(queues)
         try:
             async with asyncio.TaskGroup() as background:
                 syncing = background.create_task(self._sync_periodically())
@@ -115,45 +112,47 @@ class Crawl:
                         await active.acquire()
                         host = tasks.create_task(self._crawl_host(queue, tasks))
                         host.add_done_callback(lambda _: active.release())
-                self._record_failures(self._unconfirmed.pop_confirmed())
-                self._record_failures(await self._unconfirmed.rest(queues, self.cache.reason))
+                self._record_confirmed()
+                if self._unconfirmed:
+                    failures = {url: outcome["reason"] for _, url, outcome in self._unconfirmed}
+                    await require_network(self.fetcher, failures, queues, self.cache.reason)
+                    self._record_confirmed()
                 syncing.cancel()
         finally:
             self._sync()
 
     async def _crawl_host(self, queue: Sequence[tuple[int, str]], tasks: asyncio.TaskGroup) -> None:
-        """Fetch the pages of one host, one after another; each page is extracted while the next one is fetched.
+        """Fetch the pages of one host in order; each is extracted while the next one is fetched.
 
-        After too many failures in a row the host is parked. Failures count in the order of the list and include known
-        ones, so that a run that was killed, or has another list, parks a host as a run from scratch would. A known page
-        is never given up.
+        After too many failures in a row the host is parked. Known failures count, too, in the
+        list's order, so a resumed run parks a host as a run from scratch would. A known page is
+        never given up.
         """
         failures, no_response = 0, False
         for position, url in queue:
             known = self.cache.reason(position)
             if failures >= self.cache.settings.host_failures and known not in PAGES:
-                failures += 1
-                if known and known != "host_parked":
-                    self.parked.add(position)
-                elif not known:
+                if not known:
                     error = PageError("host_parked")
                     error.no_response = no_response
                     self._fail(url, error)
                     await asyncio.sleep(0)  # there may be thousands: let other hosts run
+                elif known != "host_parked":
+                    self.parked.add(position)
                 continue
             try:
                 page = None if self.cache.is_valid(position) else await self._get_page(position, url)
             except PageError as error:
                 failures, no_response = failures + 1 if error.host_failed else 0, error.no_response
                 self._fail(url, error)
-                await asyncio.sleep(0)  # failures without a request may also come by the thousand
+                await asyncio.sleep(0)  # there may be thousands without a request
                 continue
             host_failed = page is None and self.cache.known(position).get("host_failed")
             failures, no_response = failures + 1 if host_failed else 0, False
             if page is not None:
                 tasks.create_task(self._extract(url, page))
 
-    # ---------------------------------------------------------------------------------------------- pages
+    # ------------------------------------------------------------ pages
 
     async def _get_page(self, position: int, url: str) -> FetchedPage:
         """The page of a URL, from the archive if possible."""
@@ -180,10 +179,10 @@ class Crawl:
         finally:
             self.fetcher.slots.release()
 
-    # ---------------------------------------------------------------------------------------------- outcomes
+    # ------------------------------------------------------------ outcomes
 
     def _record(self, url: str, page: FetchedPage | None, **outcome: Any) -> None:
-        """Archive a page and journal its outcome without yielding, so that both files have it or neither."""
+        """Archive a page and journal its outcome without await: both files have it or none."""
         size = 0
         if page is not None:
             size = len(page.raw)
@@ -192,7 +191,7 @@ class Crawl:
                 outcome["hops"] = page.hops
             if self.archive is not None and not page.archived:
                 self.archive.append(page)
-        self.journal.append(url, **outcome)
+        self.cache.journal.append(url, **outcome)
         self.reasons[outcome.get("reason", "ok")] += 1
         self.meter.advance(size=size)
 
@@ -204,20 +203,22 @@ class Crawl:
         if error.refused_url:
             outcome["refused"] = error.refused_url
         if error.no_response:
-            self._unconfirmed.hold(url, outcome)
+            self._unconfirmed.append((self.fetcher.response_count, url, outcome))
         else:
             self._record(url, None, **outcome)
-        self._record_failures(self._unconfirmed.pop_confirmed())
+        self._record_confirmed()
 
-    def _record_failures(self, failures: Iterable[Failure]) -> None:
-        for failure in failures:
-            self._record(failure.url, None, **failure.outcome)
+    def _record_confirmed(self) -> None:
+        """Record the failures that happened before the last response: the network was up."""
+        while self._unconfirmed and self._unconfirmed[0][0] < self.fetcher.response_count:
+            _, url, outcome = self._unconfirmed.popleft()
+            self._record(url, None, **outcome)
 
     async def _sync_periodically(self) -> None:
-        """Every second, sync the files and refresh the counts on display, even if nothing happens."""
+        """Every second, sync the files and refresh the counts on display."""
         while True:
             await asyncio.sleep(_SYNC_INTERVAL)
-            self._record_failures(self._unconfirmed.pop_confirmed())
+            self._record_confirmed()
             await asyncio.to_thread(self._sync)
             counts = [f"{count} {reason}" for reason, count in self.reasons.most_common(6)]
             self.meter.advance(0, note=", ".join(counts))
@@ -225,12 +226,12 @@ class Crawl:
     def _sync(self) -> None:
         if self.archive is not None:  # first, as the journal refers to it
             self.archive.sync()
-        self.journal.sync()
+        self.cache.journal.sync()
 
 
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP cancel the current task and raise SystemExit. An ignored SIGHUP (nohup) stays ignored."""
+    """SIGTERM and SIGHUP (unless ignored, as by nohup) cancel the task and raise SystemExit."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     received: list[int] = []

@@ -1,12 +1,13 @@
-"""Fetch pages politely: robots.txt, opt-outs, one request per host at a time, checked redirects, limits, retries.
+"""Fetch pages politely: robots.txt, opt-outs, one request per host, redirects, limits, retries.
 
-A fetch returns a `FetchedPage` or raises a `PageError` with a named reason, whatever the server sends.
+A fetch returns a `FetchedPage` or raises a `PageError` with a reason, whatever the server sends.
 """
 
 import asyncio
 import random
 from collections import defaultdict
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -15,14 +16,13 @@ from yarl import URL
 from common.errors import PageError
 from common.settings import ScrapeSettings
 from corpus.scrape.network import NO_RESPONSE, AddressOverrides, open_session
-from corpus.scrape.opt_outs import TDMREP_PATH, judged_by_headers, parse_tdmrep
+from corpus.scrape.opt_outs import TDMREP_PATH, check_headers, parse_tdmrep
 from corpus.scrape.response import PAGE_TYPES, FetchedPage, read_response, to_page_error
 from corpus.scrape.robots import PathRules, fetch_file, fetch_robots
 from corpus.urls.hosts import is_private_host, registered_domain
 from corpus.urls.rules import UrlRules
 from corpus.urls.url import Url, parse_url
 
-_NOT_CONTACTABLE = frozenset({"private_host", "no_contact"})  # a redirect to such a host is refused
 _MAX_WAIT = 300.0  # seconds; a host that asks for more (Crawl-delay, Retry-After) is given up
 
 
@@ -35,20 +35,24 @@ class _HostState:
     free_at: float = 0.0
     """When the next request may start, on the loop's clock."""
     crawl_delay: float = 0.0
-    robots_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    robots: dict[str, PathRules | str] = field(default_factory=dict)
-    """Rules by origin (scheme, host, port), or the reason why nothing of that origin may be fetched."""
-    tdmrep_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    tdmrep: dict[str, PathRules | str] = field(default_factory=dict)
-    """Rules of tdmrep.json by origin, or the reason why they cannot be known."""
     response_count: int = 0
+
+
+@dataclass
+class _OriginFile:
+    """The robots.txt or tdmrep.json of an origin (scheme, host, port)."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it is fetched."""
+    rules: PathRules | str | None = None
+    """Its rules, or why they are unknown; None until it was fetched."""
 
 
 class Fetcher:
     """Fetches pages through one session.
 
-    `slots` bounds the pages in memory: each request takes one, and the caller of `fetch` calls `slots.release()` when
-    it is done with the page. This applies back-pressure to fetching when extraction is slow.
+    `slots` bounds the pages in memory: each request takes one, and the caller of `fetch` calls
+    `slots.release()` after the page. This applies back-pressure when extraction is slow.
     """
 
     def __init__(self, settings: ScrapeSettings, rules: UrlRules) -> None:
@@ -56,23 +60,23 @@ class Fetcher:
         self.addresses = AddressOverrides(settings.resolve)
         self.slots = asyncio.Semaphore(settings.concurrency)
         self.response_count = 0
-        """Responses so far, from all hosts: they show that the network is up."""
-        self._hosts: defaultdict[str, _HostState] = defaultdict(_HostState)  # 20 KB each with a typical robots.txt
-        self._stack = AsyncExitStack()
+        """Responses so far, from all hosts."""
+        self._hosts: defaultdict[str, _HostState] = defaultdict(_HostState)
+        self._files: defaultdict[str, _OriginFile] = defaultdict(_OriginFile)  # 20 KB each, typically
 
     async def __aenter__(self) -> "Fetcher":
-        self._session = await self._stack.enter_async_context(open_session(self.settings, self.rules.allow_private))
+        self._session = open_session(self.settings, self.rules.allow_private)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+        await self._session.close()
 
     async def fetch(self, url: str) -> FetchedPage:
-        """Fetch the page of a URL; redirects are followed and every hop is checked. Raises PageError."""
+        """Fetch the page of a URL, checking every redirect. Raises PageError."""
         try:
             page = replace(await self._follow_redirects(url), requested=url)
             if self.settings.opt_outs == "obey":
-                self.slots.release()  # another request may follow: whoever waits for a slot must not hold one
+                self.slots.release()  # a request may follow; holding a slot while waiting for one is a deadlock
                 page = await self.judge(page)
                 await self.slots.acquire()
             return page
@@ -96,9 +100,11 @@ class Fetcher:
         visited: dict[str, None] = {}  # in order
         for _ in range(self.settings.max_redirects + 1):
             try:
-                answer = await self._fetch_if_allowed(target)
+                if self.settings.obey_robots:
+                    await self._check_robots(target)
+                answer = await self._with_retries(target, PAGE_TYPES)
             except PageError as error:
-                if visited and error.reason in _NOT_CONTACTABLE:
+                if visited and error.reason in ("private_host", "no_contact"):
                     raise PageError("redirect_refused") from None
                 error.off_site = registered_domain(target.host) != site
                 error.no_response = error.no_response and not visited
@@ -115,24 +121,25 @@ class Fetcher:
                 raise PageError("redirect_loop")
         raise PageError("too_many_redirects")
 
-    async def _fetch_if_allowed(self, url: Url) -> FetchedPage | str:
-        """A page, or the URL of a redirect, if robots.txt allows the request."""
-        if self.settings.obey_robots:
-            await self._check_robots(url)
-        return await self._with_retries(url, PAGE_TYPES)
+    # ------------------------------------------------------------ robots.txt
 
-    # ---------------------------------------------------------------------------------------------- robots.txt
+    async def _rules(self, url: str, fetch: Callable[[], Awaitable[PathRules | str]]) -> PathRules | str:
+        """The rules of an origin's file, fetched once, or why they are unknown."""
+        file = self._files[url]
+        async with file.lock:
+            if file.rules is None:
+                file.rules = await fetch()
+        return file.rules
 
     async def _check_robots(self, url: Url) -> None:
         """Raise PageError if robots.txt forbids a URL or cannot be fetched."""
         host, sent = self._hosts[url.host], URL(url.text)
-        origin = str(sent.origin())
-        async with host.robots_lock:
-            if origin not in host.robots:
-                robots = await fetch_robots(origin, self.settings.robot_token, self._request_file)
-                host.robots[origin] = robots
-                host.crawl_delay = max(host.crawl_delay, 0.0 if isinstance(robots, str) else robots.crawl_delay)
-        robots = "crawl_delay" if host.crawl_delay > _MAX_WAIT else host.robots[origin]
+        location, name = f"{sent.origin()}/robots.txt", self.settings.robot_token
+        robots = await self._rules(location, lambda: fetch_robots(location, name, self._request_file))
+        if isinstance(robots, PathRules):
+            host.crawl_delay = max(host.crawl_delay, robots.crawl_delay)
+        if host.crawl_delay > _MAX_WAIT:
+            raise PageError("crawl_delay")
         if isinstance(robots, str):
             error = PageError(robots)
             error.no_response = robots in NO_RESPONSE or (robots == "robots_unreachable" and not host.response_count)
@@ -148,54 +155,41 @@ class Fetcher:
         self.slots.release()
         return answer.body
 
-    # ---------------------------------------------------------------------------------------------- opt-outs
+    # ------------------------------------------------------------ opt-outs
 
     async def judge(self, page: FetchedPage) -> FetchedPage:
-        """Set what reserves a page by header or tdmrep.json. The caller must not hold its slot.
+        """Set `reserved_by` from headers or tdmrep.json. The caller must not hold the page's slot.
 
-        The file is asked for when the first page of its origin has come: an origin that only redirects is not asked.
-        Raises PageError: `x_robots_tag`, `tdmrep_unreachable`.
+        tdmrep.json is fetched after the first page of an origin: one that only redirects is not
+        asked. Raises PageError: `x_robots_tag`, `tdmrep_unreachable`.
         """
-        page = judged_by_headers(page, self.settings)
+        page = check_headers(page, self.settings)
         if page.reserved_by is not None:
             return page
-        sent, target = URL(page.url), parse_url(page.url)
-        host, origin = self._hosts[target.host], str(sent.origin())
-        async with host.tdmrep_lock:
-            if origin not in host.tdmrep:
-                host.tdmrep[origin] = await self._fetch_tdmrep(origin)
-        rules = host.tdmrep[origin]
+        sent, host = URL(page.url), parse_url(page.url).host
+        location = parse_url(f"{sent.origin()}{TDMREP_PATH}")
+        rules = await self._rules(location.text, lambda: self._fetch_tdmrep(location))
         if isinstance(rules, str):
             error = PageError("tdmrep_unreachable")
-            error.no_response = rules in NO_RESPONSE or not host.response_count
-            error.off_site = registered_domain(target.host) != registered_domain(parse_url(page.requested).host)
+            error.no_response = rules in NO_RESPONSE or not self._hosts[host].response_count
+            error.off_site = registered_domain(host) != registered_domain(parse_url(page.requested).host)
             raise error
-        return replace(page, reserved_by="tdmrep") if not rules.allows(sent.raw_path_qs) else page
+        return page if rules.allows(sent.raw_path_qs) else replace(page, reserved_by="tdmrep")
 
-    async def _fetch_tdmrep(self, origin: str) -> PathRules | str:
-        """The rules of an origin, or why they are unknown. None without the file (4xx), or if robots.txt forbids it."""
-        url = parse_url(origin + TDMREP_PATH)
+    async def _fetch_tdmrep(self, url: Url) -> PathRules | str:
+        """The rules of a tdmrep.json, or why they are unknown; no rules if missing or forbidden."""
         try:
             if self.settings.obey_robots:
                 await self._check_robots(url)
-            found = await fetch_file(url.text, self._request_file)
+            file = await fetch_file(url.text, self._request_file)
         except PageError as error:  # of robots.txt
-            found = None if error.reason == "robots" else error.reason
-        return found if isinstance(found, str) else await asyncio.to_thread(parse_tdmrep, found or b"")
+            file = b"" if error.reason == "robots" else error.reason
+        return file if isinstance(file, str) else await asyncio.to_thread(parse_tdmrep, file)
 
-    # ---------------------------------------------------------------------------------------------- requests
-
-    def _require_contactable(self, host: str) -> None:
-        """Raise PageError for a host that must not be contacted; names are checked again after DNS."""
-        if self.addresses.get(host) is not None:
-            return
-        if not self.settings.contact:
-            raise PageError("no_contact")
-        if is_private_host(host) and not self.rules.allow_private:
-            raise PageError("private_host")
+    # ------------------------------------------------------------ requests
 
     async def _with_retries(self, url: Url, types: frozenset[str] | None) -> FetchedPage | str:
-        """`_request`, repeated after transient failures; robots.txt (no `types`) also after a time-out."""
+        """`_request`, again after transient failures; without `types` also after a time-out."""
         for attempt in count():
             try:
                 return await self._request(url, types)
@@ -212,18 +206,28 @@ class Fetcher:
         raise AssertionError("unreachable")
 
     async def _request(self, url: Url, types: frozenset[str] | None) -> FetchedPage | str:
-        """One request, when the host is free: a page (which keeps its slot) or the URL of a redirect."""
-        self._require_contactable(url.host)
+        """One request once the host is free: a page, which keeps its slot, or a redirect's URL."""
+        if self.addresses.get(url.host) is None:
+            if not self.settings.contact:
+                raise PageError("no_contact")
+            if is_private_host(url.host) and not self.rules.allow_private:  # PublicResolver checks names
+                raise PageError("private_host")
         host, loop = self._hosts[url.host], asyncio.get_running_loop()
         async with host.lock:
             await asyncio.sleep(host.free_at - loop.time())
             await self.slots.acquire()
-            answer: FetchedPage | str | None = None
+            answer: FetchedPage | str = ""
             before = host.response_count
             host.free_at = loop.time() + max(self.settings.host_delay, host.crawl_delay)
             try:
-                async with asyncio.timeout(self.settings.page_timeout):
-                    answer = await self._exchange(url, types)
+                target, headers = self.addresses.target(url)
+                async with (
+                    asyncio.timeout(self.settings.page_timeout),
+                    self._session.get(target, headers=headers, allow_redirects=False) as response,
+                ):
+                    self.response_count += 1
+                    host.response_count += 1
+                    answer = await read_response(response, url, types, self.settings.max_bytes)
             except Exception as error:
                 page_error = error if isinstance(error, PageError) else to_page_error(error, url.text)
                 page_error.no_response = page_error.reason in NO_RESPONSE and host.response_count == before
@@ -232,11 +236,3 @@ class Fetcher:
                 if not isinstance(answer, FetchedPage):
                     self.slots.release()
         return answer
-
-    async def _exchange(self, url: Url, types: frozenset[str] | None) -> FetchedPage | str:
-        """Send one request and read its response."""
-        target, headers = self.addresses.target(url)
-        async with self._session.get(target, headers=headers, allow_redirects=False) as response:
-            self.response_count += 1
-            self._hosts[url.host].response_count += 1
-            return await read_response(response, url, types, self.settings.max_bytes)

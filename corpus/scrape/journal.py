@@ -1,19 +1,18 @@
-"""The journal of a crawl: the outcome of each URL, appended as it happens, and kept after the shard is finished.
+"""The journal of a crawl: the outcome of each URL, appended at once and kept with the shard.
 
     OUTPUT.journal         the outcomes of all runs, one JSON object per line
-    OUTPUT.settings.json   the settings of the crawl (corpus.scrape.outcome_cache)
+    OUTPUT.settings.json   the settings that the user consented to
 
-    {"url": U, "settings": S, "record": {...}, "bytes": 4711, "size": 4711, "date": D}   a page; `hops` if redirected
-    {"url": U, "settings": S, "reason": "http_404"}                             a final failure
-    {"url": U, "settings": S, "reason": "dns", "host_failed": true}             a failure of the whole host
+    {"url": U, "settings": S, "record": {...}, "bytes": 4711, "size": 4711, "date": D}   page
+    {"url": U, "settings": S, "reason": "http_404"}                                      failure
+    {"url": U, "settings": S, "reason": "dns", "host_failed": true}      failure of the host
 
-A URL is identified by the form in which it is requested: without fragment, host in ASCII. So the journal does not
-depend on the list: URLs may be added, removed or moved. `settings` are those that the outcome was made with. The last
-line of a URL counts. Outcomes of another recorded site (`site` in the settings is its digest) do not count. All
-outcomes are held in memory.
+A redirected page also has `hops`. `settings` are those that the outcome was made with; an outcome
+of another recorded site (their `site`) does not count. A URL is identified by its requested form
+(no fragment, host in ASCII), so the URL list may change. The last line of a URL counts.
 
-Each line reaches the kernel before the next one starts, so kill -9 loses none; `sync` guards against a power cut.
-What follows the last complete line is cut off; the file is never rewritten.
+Each line is written to the kernel before the next one starts, so kill -9 loses none; `sync` guards
+against a power cut. What follows the last complete line is cut off; the file is never rewritten.
 """
 
 import os
@@ -32,7 +31,7 @@ OutcomeSettings = dict[str, Any]
 """The settings that an outcome depends on, by key."""
 Entry = dict[str, Any]
 """A line of the journal."""
-_HEAD = 1 << 16  # bytes by which a file without a complete line is judged
+_HEAD = 1 << 16  # bytes read of a file without a complete line
 
 
 def key_of(url: str) -> str:
@@ -41,7 +40,7 @@ def key_of(url: str) -> str:
 
 
 def _entry(line: bytes) -> Entry | None:
-    """The outcome of a line; None for a damaged or torn one."""
+    """The outcome on a line; None if it is damaged or torn."""
     try:
         entry: Any = orjson.loads(line) if line.endswith(b"\n") else None
         return entry if isinstance(entry["url"], str) and isinstance(entry["settings"], dict) else None
@@ -50,7 +49,10 @@ def _entry(line: bytes) -> Entry | None:
 
 
 class Journal:
-    """The open journal of a shard: `known[key_of(url)]` is the last line about a URL. `settings` are today's."""
+    """The open journal of a shard: `known[key_of(url)]` is the last line of a URL.
+
+    All outcomes are held in memory. `settings` are today's.
+    """
 
     def __init__(self, output: Path, settings: OutcomeSettings) -> None:
         self.path = output.with_name(output.name + ".journal")
@@ -58,7 +60,7 @@ class Journal:
         self.settings = settings
         self.known: dict[str, Entry] = {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # a job that was thought dead and its successor must not both write it
+        # two runs must not both write it
         self._file = open_locked(self.path, f"{self.path}: in use by another scrape; stop that one first")
         try:
             self._load()
@@ -96,10 +98,7 @@ class Journal:
             warn(f"{self.path}: {damaged} damaged lines are left out")
 
     def append(self, url: str, **outcome: Any) -> None:
-        """Append the outcome of a URL, made with today's settings.
-
-        `record=` and `bytes=`, or `reason=` and perhaps `host_failed=True`.
-        """
+        """Append a line: the outcome of a URL, made with today's settings."""
         entry = {"url": key_of(url), "settings": self.settings, **outcome}
         self._file.write(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE))
         self._file.flush()
@@ -110,7 +109,7 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def accepted_settings(self) -> OutcomeSettings | None:
-        """The contents of OUTPUT.settings.json: none if it is damaged, or None if there is no such file."""
+        """The contents of OUTPUT.settings.json: empty if damaged, None if there is no such file."""
         if not self.settings_path.exists():
             return None
         with suppress(InputError):
@@ -121,10 +120,9 @@ class Journal:
 
     def accept_settings(self) -> None:
         """Write today's settings to OUTPUT.settings.json."""
-        if self.accepted_settings() != self.settings:
-            write_json(self.settings_path, self.settings)
+        write_json(self.settings_path, self.settings)
 
     def forget_run(self) -> None:
-        """Drop the lines appended since the journal was opened, so that the next run tries these URLs again."""
+        """Drop the lines appended since opening: the next run tries these URLs again."""
         self._file.seek(self._opened)
         self._file.truncate()

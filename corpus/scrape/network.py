@@ -1,7 +1,7 @@
 """The HTTP session, and the address that each URL is fetched from.
 
-Hosts in `scrape.resolve` are reached at the address given there, over plain HTTP, with the logical name in the Host
-header. All other names go through DNS, and private addresses are never connected to.
+Hosts in `scrape.resolve` are reached at the address given there, over plain HTTP, with the logical
+name in the Host header. Other names go through DNS, and private addresses are never connected to.
 """
 
 import asyncio
@@ -29,12 +29,13 @@ _HEADER_BYTES = 64 * 1024  # longest header line; the cookies and policies of so
 _HEADER_LINES = 1000  # some sites exceed aiohttp's 128
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 NO_RESPONSE = frozenset({"connection", "dns", "tls", "timeout", "private_host"})
-"""Reasons of requests without a response. `private_host` is one: captive portals resolve names to private addresses."""
+"""Reasons without a response; captive portals resolve names to private addresses."""
 
 
 class PublicResolver(AbstractResolver):
-    """DNS without private addresses. aiohttp connects to exactly the addresses returned here, so DNS rebinding between
-    the check and the connection is impossible.
+    """DNS without private addresses.
+
+    aiohttp connects to exactly the addresses returned here, which rules out DNS rebinding.
     """
 
     def __init__(self, allow_private: bool) -> None:
@@ -43,25 +44,26 @@ class PublicResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """The public addresses of a name. Raises PageError if all are private, OSError if there are none.
+        """The public addresses of a name. Raises PageError if all are private, OSError if none.
 
-        A look-up may hang, so it has its own daemon thread: hanging ones would fill a pool, and be joined at exit. The
-        slots of the Fetcher bound the number of threads.
+        A look-up may hang, so each has its own daemon thread: it fills no pool and is not joined at
+        exit. The slots of the Fetcher bound the number of threads.
         """
-        found: Future[list[tuple[Any, ...]]] = Future()
-        found.set_running_or_notify_cancel()
+        addresses: Future[list[tuple[Any, ...]]] = Future()
+        addresses.set_running_or_notify_cancel()
 
         def look_up() -> None:
             try:
-                found.set_result(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG))
+                answer = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+                addresses.set_result(answer)
             except Exception as error:
-                found.set_exception(error)
+                addresses.set_exception(error)
 
         threading.Thread(target=look_up, daemon=True).start()
         numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         allowed = [
             ResolveResult(hostname=host, host=address[0], port=address[1], family=kind, proto=protocol, flags=numeric)
-            for kind, _, protocol, _, address in await asyncio.wrap_future(found)
+            for kind, _, protocol, _, address in await asyncio.wrap_future(addresses)
             if self._allow_private or not is_private_address(address[0])
         ]
         if not allowed:
@@ -73,7 +75,7 @@ class PublicResolver(AbstractResolver):
 
 
 class AddressOverrides:
-    """`scrape.resolve`: hosts that are reached at a given ip:port. Raises ConfigError for a malformed address."""
+    """`scrape.resolve`: hosts reached at an ip:port. Raises ConfigError for a malformed address."""
 
     def __init__(self, table: Mapping[str, str]) -> None:
         for host, address in table.items():
@@ -101,22 +103,22 @@ class AddressOverrides:
 
 
 class _Handler(ResponseHandler):
-    """Gives the bytes of a response to aiohttp's parser in pieces that end with the blank line after a head.
+    """Passes the bytes of a response to aiohttp's parser in pieces that end with a blank line.
 
-    Bytes after a whole response make the parser forget it if they come in one piece with the head. Elsewhere they are
-    ignored, as in browsers.
+    The parser loses a whole response if its head comes in one piece with bytes after its end. Other
+    bytes after the end are ignored, as in browsers.
     """
 
     def data_received(self, data: bytes) -> None:
         start, first = 0, 2 if data.startswith(b"\r\n") else int(data.startswith(b"\n"))  # ends a line before `data`
-        for end in (first, *(found.end() for found in _BLANK_LINE.finditer(data)), len(data)):
+        for end in (first, *(blank.end() for blank in _BLANK_LINE.finditer(data)), len(data)):
             if start < end:
                 super().data_received(data[start:end])
             start = end
 
 
 def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.ClientSession:
-    """One session for the whole run: persistent connections, cached DNS, verified TLS, no cookies."""
+    """One session per run: persistent connections, cached DNS, verified TLS, no cookies."""
     contact = f" ({settings.contact})" if settings.contact else ""
     connector = aiohttp.TCPConnector(
         limit=settings.concurrency,

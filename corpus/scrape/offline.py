@@ -1,4 +1,4 @@
-"""Extract the pages of WARC files without a network: `python -m corpus.scrape --warc FILE... --output FILE`."""
+"""Extract the pages of WARC files: `python -m corpus.scrape --warc FILE... --output FILE`."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,10 +28,10 @@ _MAX_WAITING = 1024  # outcomes that wait for a slower page before them
 def checked_pages(
     paths: Iterable[Path], settings: ScrapeSettings, blacklist: BlacklistSettings, texts: bool = False
 ) -> Iterator[tuple[str, FetchedPage | Outcome]]:
-    """Yield every response of the files in order: its URL, and its page or the first reason to drop it.
+    """Yield the URL of every response in order, and its page or the first reason to drop it.
 
-    The first of several pages with equal URLs is kept; this takes 8 bytes of memory per URL. With `texts`, the
-    documents of WET files are yielded as well, as they are.
+    The first of several pages with equal URLs is kept; this takes 8 bytes of memory per URL. With
+    `texts`, the documents of WET files are yielded, too.
     """
     rules, seen = UrlRules(blacklist), SeenUrls()
     for path in paths:
@@ -42,7 +42,7 @@ def checked_pages(
 
 
 def _drop_reason(page: FetchedPage, rules: UrlRules, seen: SeenUrls) -> str | None:
-    """Why a crawl would not have fetched a page, or None, in which case its URL is added to `seen`."""
+    """Why a crawl would not have fetched a page, or None; then its URL is added to `seen`."""
     parsed, reason = rules.check(page.requested)
     if parsed is None or reason:
         return reason or "malformed"
@@ -97,7 +97,7 @@ def extract_archives(
         if not step.stats.documents_in:
             with paths[0].open("rb") as file:
                 kinds = {str(kind) for _, _, kind in read_records(file, paths[0], lambda record: record.rec_type)}
-            held = f"no response records inside, but {', '.join(sorted(kinds))}; corpus.ingest reads WET files"
-            cause = held if kinds else "no record inside; fetch it again, or leave it out"
+            others = f"no response records inside, but {', '.join(sorted(kinds))}; corpus.ingest reads WET files"
+            cause = others if kinds else "no record inside; fetch it again, or leave it out"
         raise EmptyResultError(f"{paths[0]}{' …' if len(paths) > 1 else ''}: {cause}") from None
     return step.stats

@@ -1,12 +1,12 @@
 """Opt-outs of a page and its site: robots directives, and the TDM Reservation Protocol.
 
-    judged_by_headers(page, settings)                      X-Robots-Tag and tdm-reservation, before extraction
+    check_headers(page, settings)                          X-Robots-Tag and tdm-reservation
     not parse_tdmrep(body).allows("/books/1")              /.well-known/tdmrep.json
-    meta_opt_out(html, settings, reserved_by="tdmrep")     <meta>, which has the last word on TDM
+    meta_opt_out(html, settings, reserved_by="tdmrep")     <meta>, which overrides both for TDM
 
-Robots directives have no standard; as in Google's documentation, all that apply to this robot are added up. Of the
-ways to reserve TDM, <meta> supersedes the header, and the header the file (W3C community group's final report of
-TDMRep, "Processing priority"); of two values in one place, the one that reserves counts.
+Robots directives have no standard; as in Google's documentation, all that apply to this robot add
+up. For TDM, <meta> supersedes the header, and the header the file (W3C community group's final
+report of TDMRep, "Processing priority"); of two values in one place, the one that reserves counts.
 """
 
 import re
@@ -31,9 +31,9 @@ _WORD = re.compile(r"[a-z][a-z_-]*")
 
 
 def _opts_out(value: str, settings: ScrapeSettings) -> bool:
-    """Whether a list of directives has one that counts and applies to this robot.
+    """Whether one of a list of directives counts and applies to this robot.
 
-    A robot's name before a colon holds for the directives after it, up to the next name.
+    A robot's name before a colon applies to the directives after it, up to the next name.
     """
     counting = {*settings.opt_out_directives, *(["none"] if "noindex" in settings.opt_out_directives else [])}
     mine = {"*", "robots", settings.robot_token.lower()}
@@ -52,13 +52,13 @@ def _opts_out(value: str, settings: ScrapeSettings) -> bool:
 
 
 def _reserved(values: Iterable[object]) -> bool | None:
-    """Whether TDM is reserved, by the values of tdm-reservation in one place; None if no value is 0 or 1."""
-    found = {part.strip() for value in values for part in str(value).split(",")}
-    return "1" in found or (False if "0" in found else None)
+    """Whether values of tdm-reservation in one place reserve TDM; None if none is 0 or 1."""
+    parts = {part.strip() for value in values for part in str(value).split(",")}
+    return "1" in parts or (False if "0" in parts else None)
 
 
-def judged_by_headers(page: FetchedPage, settings: ScrapeSettings) -> FetchedPage:
-    """The page with what its headers say about TDM in `reserved_by`. Raises PageError (`x_robots_tag`)."""
+def check_headers(page: FetchedPage, settings: ScrapeSettings) -> FetchedPage:
+    """Set `reserved_by` from the page's headers. Raises PageError (`x_robots_tag`)."""
     headers = [(name.lower(), value) for name, value in page.headers]
     if any(name == "x-robots-tag" and _opts_out(value, settings) for name, value in headers):
         raise PageError("x_robots_tag")
@@ -67,13 +67,13 @@ def judged_by_headers(page: FetchedPage, settings: ScrapeSettings) -> FetchedPag
 
 
 def parse_tdmrep(body: bytes) -> PathRules:
-    """The rules of a tdmrep.json: the first location that matches counts. None in what is no list in JSON."""
+    """The rules of a tdmrep.json: the first location that matches counts. No rules if malformed."""
     try:
-        found = orjson.loads(body.removeprefix(b"\xef\xbb\xbf")) if len(body) <= _MAX_BYTES else None
+        content = orjson.loads(body.removeprefix(b"\xef\xbb\xbf")) if len(body) <= _MAX_BYTES else None
     except orjson.JSONDecodeError:
-        found = None
+        content = None
     locations: list[tuple[str, bool]] = []
-    for rule in found if isinstance(found, list) else []:
+    for rule in content if isinstance(content, list) else []:
         if isinstance(rule, dict) and isinstance(location := rule.get("location"), str) and location.strip():
             reserved = _reserved([rule.get("tdm-reservation")])
             if reserved is not None:
@@ -82,7 +82,7 @@ def parse_tdmrep(body: bytes) -> PathRules:
 
 
 def meta_opt_out(html: str, settings: ScrapeSettings, reserved_by: str) -> str:
-    """The reason to drop a page by its <meta> elements, in its head or anywhere else; else `reserved_by`."""
+    """The reason to drop a page by its <meta> elements, wherever they are; else `reserved_by`."""
     reservations = []
     for meta in turbohtml.parse(html, positions=False).find_all("meta"):
         given = {key: str(value or "") for key, value in meta.attrs.items()}

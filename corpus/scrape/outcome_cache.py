@@ -2,11 +2,12 @@
 
 There are two kinds of `scrape` keys:
 
-- How a page is fetched (contact, user_agent, resolve, obey_robots, time-outs, delays, concurrency, retries,
-  host_failures, archive): these never invalidate a page. They apply to what is still to be fetched, which includes the
-  URLs that only robots.txt forbade once obey_robots is off.
-- What an outcome depends on (OUTCOME_KEYS): an outcome that would differ now is made again, from the archive if that
-  has the response. Otherwise the run stops until somebody agrees to fetch those pages again.
+- How a page is fetched (contact, time-outs, delays, retries, …): these never invalidate a page and
+  apply to what is still to be fetched. With obey_robots off, this includes the URLs that only
+  robots.txt forbade.
+- What an outcome depends on (OUTCOME_KEYS): an outcome that would differ now is made again, from
+  the archive if it has the response. Otherwise the run stops until the user consents to fetching
+  those pages again.
 
 URL rules (`blacklist`) are not part of an outcome: each run applies them to all URLs and redirects.
 """
@@ -27,9 +28,9 @@ from corpus.urls.rules import UrlRules
 OUTCOME_KEYS = ("extractors", "extract_timeout", "max_bytes", "max_redirects")
 """Keys that the journal stores with every outcome."""
 PAGES = frozenset({"ok", "plain"})
-"""What `OutcomeCache.reason` says of a page."""
+"""`OutcomeCache.reason` of a page."""
 _OPT_OUTS = "opt_outs"
-"""Key of the directives that pages were judged by; no outcome has it while opt-outs are ignored."""
+"""Key of the opt-out directives that pages were checked for; absent while opt-outs are ignored."""
 _ROBOTS = frozenset({"robots", "robots_unreachable", "crawl_delay"})
 # failures that a larger value of a key may turn into pages
 _LIMITS = {"too_large": "max_bytes", "too_many_redirects": "max_redirects", "extract_timeout": "extract_timeout"}
@@ -42,9 +43,9 @@ def outcome_settings(settings: ScrapeSettings) -> OutcomeSettings:
 
 
 class OutcomeCache:
-    """The journal and the archive (None if closed) of a shard, read under today's settings.
+    """The journal and the archive of a shard under today's settings.
 
-    URLs are named by their position in `keys`, their `key_of`.
+    A position is that of a URL in `keys`, their `key_of`.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class OutcomeCache:
         self._keys, self._rules = keys, rules
 
     def known(self, position: int) -> Entry:
-        """The last line of the journal about a URL; empty for an unknown one."""
+        """The last line of the journal about a URL; empty if there is none."""
         return self.journal.known.get(self._keys[position], {})
 
     def reason(self, position: int) -> str:
-        """`ok` for a page (`plain` for plain text), the reason of a failure, or "" for an unknown URL."""
+        """`ok` for a page (`plain` for plain text), a failure's reason, "" for an unknown URL."""
         entry = self.known(position)
         if "record" in entry:
             return "plain" if entry["record"]["extractor"] == "plain" else "ok"
@@ -79,12 +80,12 @@ class OutcomeCache:
         if not entry:
             return None
         then, today = entry["settings"], self.journal.settings
-        judged, judging = then.get(_OPT_OUTS), today.get(_OPT_OUTS)
-        if reason in PAGES and judging is not None and (judged is None or set(judging) - set(judged)):
-            return _OPT_OUTS
-        if reason in ROBOTS_REASONS and set(judged or ()) - set(judging or ()):
-            return _OPT_OUTS
-        if reason in TDM_REASONS and judging is None:
+        checked, checking = then.get(_OPT_OUTS), today.get(_OPT_OUTS)
+        if (
+            (reason in PAGES and checking is not None and (checked is None or set(checking) - set(checked)))
+            or (reason in ROBOTS_REASONS and set(checked or ()) - set(checking or ()))
+            or (reason in TDM_REASONS and checking is None)
+        ):
             return _OPT_OUTS
         if (reason == "ok" or reason.startswith("extract_")) and then["extractors"] != today["extractors"]:
             return "extractors"
@@ -118,12 +119,8 @@ class OutcomeCache:
             return outcome
         if max(outcome.get("size") or 0, outcome["bytes"]) > self.settings.max_bytes:
             return {"reason": "too_large"}
-        final = outcome["record"]["final_url"]
-        if any(
-            map(self._rules.reason, (*outcome.get("hops", ()), *([final] if final != self._keys[position] else [])))
-        ):
-            return {"reason": "redirect_refused"}
-        return outcome
+        redirects = {*outcome.get("hops", ()), outcome["record"]["final_url"]} - {self._keys[position]}
+        return {"reason": "redirect_refused"} if any(map(self._rules.reason, redirects)) else outcome
 
     def pages_outside_archive(self, positions: Iterable[int]) -> int:
         """How many of these URLs have a page that is not in the archive."""
@@ -131,9 +128,10 @@ class OutcomeCache:
         return sum(reason in PAGES or reason.startswith("extract_") for reason in reasons)
 
     def confirm_refetch(self, positions: Iterable[int], refetch: bool) -> None:
-        """Raise ConfigError if changed keys would refetch pages that the archive lacks, unless `--refetch` allows it.
+        """Raise ConfigError if changed keys would refetch pages that the archive lacks.
 
-        One agrees by `refetch`, or by deleting OUTPUT.settings.json; the file then records that for later runs.
+        The user consents by `refetch`, or by deleting OUTPUT.settings.json, which then records the
+        consent for later runs.
         """
         accepted, today = self.journal.accepted_settings(), self.journal.settings
         counts: Counter[str] = Counter()

@@ -27,7 +27,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _GZIP, _ZLIB_OR_GZIP, _RAW = 31, 47, -15  # zlib's wbits
 _GZIP_MEMBER = re.compile(rb"\x1f\x8b")
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_FRAME = re.compile(re.escape(ZSTD_MAGIC) + rb"|[\x50-\x5f]\x2a\x4d\x18")  # the latter is a skippable one
+_ZSTD_FRAME = re.compile(re.escape(ZSTD_MAGIC) + rb"|[\x50-\x5f]\x2a\x4d\x18")  # or a skippable one
 _ZSTD_WINDOW = 8 << 20  # bytes; RFC 9659: the largest that senders may expect a browser to support
 _PIECE = 1 << 16  # bytes decoded at a time
 _ZSTD_PIECE = 256  # zstandard has no output limit, and 4 bytes may expand to 128 KiB: up to 8 MiB beyond the cap
@@ -56,24 +56,28 @@ class FetchedPage:
     hops: tuple[str, ...] = ()
     """URLs of the redirects between the two."""
     reserved_by: str | None = None
-    """What reserves text and data mining, "" if it is expressly free, None if nothing is said or nobody asked."""
+    """What reserves text and data mining; "" if it is expressly free, None if unknown."""
     archived: bool = False
     """Whether the page comes from a WARC file."""
     origin: str = ""
     """FILE:BYTE of its record in a WARC file that is an input."""
     date: str = ""
-    """The day on which it was fetched, in UTC, "2026-11-26"; empty if it is not known."""
+    """The day on which it was fetched, in UTC, "2026-11-26"; empty if unknown."""
 
 
 async def read_response(
     response: aiohttp.ClientResponse, url: Url, types: frozenset[str] | None, max_bytes: int
 ) -> FetchedPage | str:
-    """Read a response: a page, or the URL of a redirect. `types` are the accepted content types; None accepts all.
+    """Read a response: a page, or the URL of a redirect.
 
-    Raises PageError for any other response, and for a body of more than `max_bytes`, as sent or decoded.
+    `types` are the accepted content types; None accepts all. Raises PageError for other responses,
+    and for a body of more than `max_bytes`, as sent or decoded.
     """
     if response.status in _REDIRECTS and "Location" in response.headers:
-        return _redirect_target(url, response.headers["Location"])
+        try:
+            return str(URL(url.text).join(URL(response.headers["Location"])))
+        except ValueError:
+            raise PageError("redirect_refused") from None
     if response.status not in (200, 203):
         transient = response.status == 429 or response.status >= 500
         raise PageError(f"http_{response.status}", transient=transient, wait=_retry_after(response))
@@ -88,7 +92,7 @@ async def read_response(
         received += piece
         if len(received) > max_bytes:
             raise PageError("too_large")
-    # the only copy: for a large page, a second one costs as much as the request
+    # one copy only: for a large page, a second one costs as much as the request
     raw, encoding = unframed(bytes(received), headers)
     body = decode_body(raw, encoding, max_bytes)
     if types is not None and is_binary(body):
@@ -116,13 +120,14 @@ def _values(headers: Iterable[tuple[str, str]], name: str) -> str:
 
 
 def media_type(headers: Iterable[tuple[str, str]]) -> tuple[str, str]:
-    """The Content-Type that counts, and its type/subtype in lower case, by the Fetch standard; both may be empty.
+    """The valid Content-Type, and its type/subtype in lower case, by the Fetch standard.
 
-    It is the last valid one, or an earlier one of that type if only that names a charset.
+    The last valid one counts, or an earlier one of its type if only that names a charset. Both are
+    empty if there is none.
     """
     value = essence = ""
     for part in _LISTED.findall(_values(headers, "content-type")):
-        kind = found[1].lower() if (found := _TYPE.match(part)) else "*/*"
+        kind = match[1].lower() if (match := _TYPE.match(part)) else "*/*"
         if kind != "*/*" and (kind != essence or "charset" in part.lower()):
             value, essence = part.strip(), kind
     return value, essence
@@ -131,23 +136,15 @@ def media_type(headers: Iterable[tuple[str, str]]) -> tuple[str, str]:
 def unframed(raw: bytes, headers: Iterable[tuple[str, str]]) -> tuple[bytes, str]:
     """A body without chunks and trailers, and its codings in the order in which they were applied.
 
-    Archives keep a Transfer-Encoding whether or not they keep its chunks: a body that does not begin with one stays.
+    Some archives keep a Transfer-Encoding without its chunks: a body that begins with none stays.
     """
     if framing := _values(headers, "transfer-encoding"):
         raw = ChunkedDataReader(BytesIO(_TRAILERS.sub(b"\r\n0\r\n\r\n", raw))).read()
     return raw, f"{_values(headers, 'content-encoding')}, {framing}"
 
 
-def _redirect_target(url: Url, location: str) -> str:
-    """The absolute URL of a redirect."""
-    try:
-        return str(URL(url.text).join(URL(location)))
-    except ValueError:
-        raise PageError("redirect_refused") from None
-
-
 def _retry_after(response: aiohttp.ClientResponse) -> float:
-    """Seconds that a server asks to wait, from either form of Retry-After; 0 without a valid one."""
+    """Seconds to wait, from either form of Retry-After; 0 without a valid one."""
     value = response.headers.get("Retry-After", "").strip()
     if value.isdecimal():
         return float(value)
@@ -175,20 +172,20 @@ def to_page_error(error: Exception, url: str) -> PageError:
             return PageError("bad_url")
         case aiohttp.ClientError() | OSError():  # refused, reset, closed early
             return PageError("connection", transient=True)
-    # One odd page must not stop a crawl of millions; the log has the exception.
+    # one odd page must not stop a crawl of millions
     warn(f"{url}: {type(error).__name__}: {error}")
     return PageError("unexpected")
 
 
-# ------------------------------------------------------------------------------------------------ content codings
+# ------------------------------------------------------------ content codings
 
 
 def decode_body(raw: bytes, encoding: str, max_bytes: int) -> bytes:
     """Decode a body by its Content-Encoding; stops at `max_bytes` of output (decompression bombs).
 
-    As in browsers, unknown codings (`none`, `utf-8`) are ignored, and so are data after a complete stream: servers
-    append padding and comments. gzip members and zstd frames may be concatenated. An empty body is valid in every
-    coding. Raises PageError: `too_large`, or `bad_encoding` for a damaged or truncated stream.
+    As in browsers, unknown codings (`none`, `utf-8`) and data after a complete stream are ignored.
+    gzip members and zstd frames may be concatenated. An empty body is valid in every coding. Raises
+    PageError: `too_large`, or `bad_encoding` for a damaged or truncated stream.
     """
     known = [coding for part in encoding.split(",") if (coding := part.strip().lower()) in _DECODERS]
     if len(known) > _MAX_CODINGS:
@@ -209,7 +206,8 @@ def decode_body(raw: bytes, encoding: str, max_bytes: int) -> bytes:
 def _streams(raw: bytes, cap: int, wbits: int | None, following: re.Pattern[bytes] | None = None) -> bytes:
     """Decode concatenated streams, and stop beyond the cap. Raises PageError if one is truncated.
 
-    The streams are zlib's with these `wbits`, or zstd frames if None. `following` matches where another one begins.
+    They are zlib's with these `wbits`, or zstd frames if None. `following` matches the beginning of
+    the next stream.
     """
     frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
     piece = _ZSTD_PIECE if wbits is None else _PIECE

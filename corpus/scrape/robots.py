@@ -3,18 +3,17 @@ r"""Parse and apply robots.txt by RFC 9309.
     rules = parse_robots(b"User-agent: *\nDisallow: /private/\n", "urls-to-gpt2")
     rules.allows("/private/page")    # False
 
-The path is compared as sent. The longest matching pattern decides; Allow wins a tie. No library is used: Protego ends a
-group at an unknown line, treats all invalid UTF-8 as one character, and copies each rule for every agent;
-urllib.robotparser has no wildcards. Where the RFC is silent, this follows Google's parser: misspelt names, a missing
-colon, a partial byte-order mark.
+The path is compared as sent. The longest matching pattern decides; Allow wins a tie. No library is
+used: Protego ends a group at an unknown line, treats all invalid UTF-8 as one character, and copies
+each rule for every agent; urllib.robotparser has no wildcards. Where the RFC is silent, we follow
+Google's parser: misspelt names, a missing colon, a partial byte-order mark.
 """
 
 import asyncio
 import codecs
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple
 from urllib.parse import quote
 
 from common.errors import PageError
@@ -22,9 +21,8 @@ from common.files import is_binary
 from corpus.urls.url import Url, parse_url
 
 _MAX_BYTES = 500 * 1024  # RFC 9309, section 2.5
-_GRAM = 6  # characters that index the rules
 _MAX_REDIRECTS = 5  # RFC 9309, section 2.3.1.2
-_UNREADABLE = frozenset({"timeout", "too_large", "bad_encoding"})  # the host responds, but not with readable rules
+_UNREADABLE = frozenset({"timeout", "too_large", "bad_encoding"})  # the host responds, without readable rules
 _LINE = re.compile(
     r"(?:(?P<agent>user[ \t-]*agents?)|(?P<disallow>dis+al+ow(?:ed)?|diasllow|disallaw)|(?P<allow>allow)"
     r"|(?P<delay>crawl[ \t-]*delay))(?:\s*:|\s+)\s*(?P<value>.*)",
@@ -35,49 +33,28 @@ _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})?")
 _EQUIVALENT = "!&'()+,;=:@~"  # equivalent to their escapes, like letters, digits and -._
 
 
-class _Rule(NamedTuple):
-    """A pattern and whether it allows."""
-
-    rank: int
-    """Its position in the order of precedence."""
-    allow: bool
-    parts: list[str]
-    """The normalised pattern, split at each `*`."""
-    to_end: bool
-    """Whether the pattern ends with `$`."""
-
-
 class PathRules:
-    """Patterns with `*` and `$` in their order of precedence, and whether each allows: the first that matches decides.
-
-    Rules are found by the rarest of the strings that a path must contain to match them, so of 24,000 few are tried.
-    """
+    """Pairs (pattern with `*` and `$`, whether it allows): the first that matches decides."""
 
     def __init__(self, patterns: Iterable[tuple[str, bool]], crawl_delay: float = 0.0) -> None:
         self.crawl_delay = crawl_delay
         """Minimum seconds between two requests."""
-        rules = [
-            _Rule(rank, allow, _normalize(pattern.removesuffix("$"), "*").split("*"), pattern.endswith("$"))
-            for rank, (pattern, allow) in enumerate(patterns)
-        ]
-        counts = Counter(gram for rule in rules for gram in _grams(rule.parts))
-        self._rules: defaultdict[str, list[_Rule]] = defaultdict(list)
-        for rule in rules:
-            rarest = min(_grams(rule.parts), key=lambda gram: (not gram, counts[gram], -len(gram)))
-            self._rules[rarest].append(rule)
-        self._lengths = {len(gram) for gram in self._rules}
+        self._rules: list[tuple[str, list[str], bool, bool]] = []
+        for pattern, allow in patterns:
+            parts = _normalize(pattern.removesuffix("$"), "*").split("*")
+            self._rules.append((max(parts, key=len), parts, pattern.endswith("$"), allow))
 
     def allows(self, path: str) -> bool:
         """Whether a path with its query, as sent, is allowed; True if no rule matches."""
         path = _normalize(path)
-        contained = {path[at : at + size] for size in self._lengths for at in range(len(path) - size + 1)}
-        candidates = (rule for gram in self._rules.keys() & contained for rule in self._rules[gram])
-        matching = [rule for rule in candidates if _matches(rule.parts, path, rule.to_end)]
-        return min(matching).allow if matching else True
+        for longest, parts, to_end, allow in self._rules:  # there may be 24,000: `in` rules most of them out
+            if longest in path and _matches(parts, path, to_end):
+                return allow
+        return True
 
 
 def robots_rules(rules: Iterable[tuple[str, bool]], crawl_delay: float = 0.0) -> PathRules:
-    """The rules of one origin for one robot, from pairs (pattern, whether it allows). /robots.txt itself is allowed."""
+    """The rules of one origin for one robot, from pairs (pattern, whether it allows)."""
     patterns: set[tuple[str, bool]] = set()
     for pattern, allow in rules:
         text = _normalize(pattern.removesuffix("$"), "*") + "$" * pattern.endswith("$")
@@ -90,31 +67,26 @@ def robots_rules(rules: Iterable[tuple[str, bool]], crawl_delay: float = 0.0) ->
     return PathRules([("/robots.txt$", True), ("/robots.txt?", True), *by_length], crawl_delay)
 
 
-def _grams(parts: list[str]) -> list[str]:
-    """Strings that a path contains if it matches these parts: all of 6 characters, and shorter parts as they are."""
-    return [part[at : at + _GRAM] for part in parts for at in range(max(1, len(part) - _GRAM + 1))]
-
-
 def _matches(parts: list[str], text: str, to_end: bool) -> bool:
-    """Whether a text starts with (`to_end`: equals) the parts in order, with anything between them."""
+    """Whether a text starts with the parts in order, with anything between; `to_end`: equals."""
     first, *others = parts
     if not text.startswith(first):
         return False
     position = len(first)
     for number, part in enumerate(others, start=1):
-        last = to_end and number == len(others)
-        found = text.rfind(part, position) if last else text.find(part, position)
-        if found < 0:
+        is_last = to_end and number == len(others)
+        start = text.rfind(part, position) if is_last else text.find(part, position)
+        if start < 0:
             return False
-        position = found + len(part)
+        position = start + len(part)
     return not to_end or position == len(text)
 
 
 def _normalize(text: str, wildcards: str = "") -> str:
     """A path or pattern in the form in which they are compared.
 
-    Characters equivalent to their escapes are unescaped, all others escaped in upper case. `/` and `?` stay as they are
-    in a path, and are unescaped in a query. Bytes that are not UTF-8 are kept.
+    Characters equivalent to their escapes are unescaped, all others escaped in upper case. `/` and
+    `?` stay in a path, and are unescaped in a query. Bytes that are not UTF-8 are kept.
     """
     path, mark, query = text.partition("?")
     unescaped = _unescape(path, "") + mark + _unescape(query, "/?")
@@ -134,7 +106,7 @@ def _unescape(text: str, more: str) -> str:
 
 
 def parse_robots(body: bytes, robot: str) -> PathRules:
-    """The rules for `robot` (a product token): all groups that match its name best, or those for `*`."""
+    """The rules for `robot` (a product token): of all groups that match its name best, or `*`."""
     rules: defaultdict[int, list[tuple[str, bool]]] = defaultdict(list)
     delays: defaultdict[int, float] = defaultdict(float)
     group = best = -1  # the best match among the agents of the current group, and of all groups
@@ -159,37 +131,35 @@ def parse_robots(body: bytes, robot: str) -> PathRules:
 
 
 def _lines(body: bytes) -> list[str]:
-    """The lines of a robots.txt up to the RFC's limit, which are UTF-8, perhaps after a (partial) byte-order mark."""
+    """The lines of a robots.txt up to the RFC's limit, without a (partial) byte-order mark."""
     text = body[:_MAX_BYTES].lstrip(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
     lines = re.split(r"\r\n|\r|\n", text)
     return lines[:-1] if len(body) > _MAX_BYTES else lines  # half a pattern would have another meaning
 
 
 def _match_length(agent: str, robot: str) -> int:
-    """How many characters of an agent line match a robot's name: 0 for `*`, -1 if it does not match."""
+    """How many characters of an agent line match a robot's name; 0 for `*`, -1 if none."""
     name, robot = re.split(r"[\s/]", agent, maxsplit=1)[0].lower(), robot.lower()
     return len(name.replace("*", "")) if name and _matches(name.split("*"), robot, to_end=True) else -1
 
 
-async def fetch_robots(origin: str, robot: str, request: Callable[[Url], Awaitable[bytes | str]]) -> PathRules | str:
-    """The rules of an origin, or the reason why nothing may be fetched. Without a robots.txt (4xx) everything may.
+async def fetch_robots(location: str, robot: str, request: Callable[[Url], Awaitable[bytes | str]]) -> PathRules | str:
+    """The rules of a robots.txt, or why nothing may be fetched; without it (4xx) all may be.
 
     `request` is that of `fetch_file`.
     """
-    found = await fetch_file(f"{origin}/robots.txt", request)
-    if found == "unreachable" or (isinstance(found, bytes) and is_binary(found)):
+    file = await fetch_file(location, request)
+    if file == "unreachable" or (isinstance(file, bytes) and is_binary(file)):
         return "robots_unreachable"
-    if isinstance(found, str):
-        return found
-    # 500 KiB take 0.2 s, in which the requests of other hosts go on
-    return await asyncio.to_thread(parse_robots, found or b"", robot)
+    # in a thread: 500 KiB take 0.2 s
+    return file if isinstance(file, str) else await asyncio.to_thread(parse_robots, file, robot)
 
 
-async def fetch_file(location: str, request: Callable[[Url], Awaitable[bytes | str]]) -> bytes | str | None:
-    """A file for robots of an origin; None if it has none (4xx), or why that is unknown.
+async def fetch_file(location: str, request: Callable[[Url], Awaitable[bytes | str]]) -> bytes | str:
+    """A file for robots of an origin, empty if there is none (4xx); or why it is unknown.
 
-    `request` returns a body or the URL of a redirect, or raises PageError. The reasons of an unreachable origin are
-    those of its pages; those of an unreadable or unreachable file are `unreachable`.
+    `request` returns a body or the URL of a redirect, or raises PageError. The reason of an
+    unreachable origin is that of its pages; of an unreadable or unreachable file, `unreachable`.
     """
     for hop in range(_MAX_REDIRECTS + 1):
         try:
@@ -207,4 +177,4 @@ async def fetch_file(location: str, request: Callable[[Url], Awaitable[bytes | s
         if isinstance(answer, bytes):
             return answer
         location = answer
-    return None
+    return b""

@@ -1,1 +1,1 @@
-"""Readers of existing text, a module per family of formats; `corpus.sources.formats` has the table of formats."""
+"""Readers of existing text; `corpus.sources.formats` has the table of formats."""

@@ -1,6 +1,7 @@
 """The formats of existing text, recognised by content and name, and their readers.
 
-A new format is a reader in this package, a row of FORMATS and, if its files begin alike, one of _BEGINS.
+A new format is a reader in this package, a row of FORMATS and, if its files begin alike, a row of
+_BEGINS.
 """
 
 import codecs
@@ -24,10 +25,10 @@ class Format(NamedTuple):
 
     noun: str
     name: re.Pattern[str]
-    """What the names of its files have, without the suffix of a compressed one."""
+    """What the names of its files match, without the suffix of a compressed one."""
     read: Reader | None
     others: tuple[str, ...] = ()
-    """Formats that the content of its files may look like."""
+    """Other formats that its content may look like."""
 
 
 FORMATS = {
@@ -49,12 +50,12 @@ _BEGINS = (
     (rb"[^\0]*\Z", "text", "text", "set format, such as text for a document per file, or leave it out with glob"),
     (rb"", "", "binary data", "leave it out with glob"),
 )  # fmt: skip
-"""Beginnings of content without magic bytes: the format, if there is one, its name, and the cure."""
+"""Content without magic bytes: how it begins, its format or "", what it is, the cure."""
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def _content(head: bytes) -> tuple[str, str, str]:
-    """The format of a file that begins with `head`, or ""; what it is; and the cure if it cannot be read as it is."""
+    """The format of a file that begins with `head`, or ""; what it is; the cure if unreadable."""
     kind, cure = kind_of(head)
     if kind:
         return next((name for name, format in FORMATS.items() if format.noun == kind), ""), kind, cure
@@ -64,7 +65,7 @@ def _content(head: bytes) -> tuple[str, str, str]:
 def recognised(path: Path, source: SourceSettings) -> tuple[str, SourceSettings]:
     """The format of a file, and the source with the file's encoding.
 
-    Raises InputError for a file that is something else than its source or its name says, or that no reader takes.
+    Raises InputError if the content is not what source or name say, or has no reader.
     """
     name = path.stem if path.suffix in COMPRESSED else path.name
     named = next((format for format, known in FORMATS.items() if known.name.search(name)), "")
@@ -76,17 +77,17 @@ def recognised(path: Path, source: SourceSettings) -> tuple[str, SourceSettings]
         source = source.model_copy(update={"encoding": "utf-16"})
     if source.encoding != "utf-8" and wanted not in ("parquet", "arrow", "warc"):
         head = head.decode(source.encoding, "replace").removeprefix("\ufeff").encode()
-    found, noun, cure = _content(head.removeprefix(codecs.BOM_UTF8))
-    if wanted == "text" or not head:  # any text may be one; what is none is a bad line
+    actual, noun, cure = _content(head.removeprefix(codecs.BOM_UTF8))
+    if wanted == "text" or not head:  # content that is not text is a bad line
         return wanted or "jsonl", source
     noun = f"{packed}-compressed {noun}" if packed else noun
-    if found == "warc" and not wanted:
+    if actual == "warc" and not wanted:
         raise InputError(f"{path}: {noun}; set format: warc, or end its name in .warc{packed}")
-    if not wanted and (not found or found == "text"):
+    if not wanted and (not actual or actual == "text"):
         raise InputError(f"{path}: {noun}; {cure}")
-    wanted = wanted or found
-    if found not in (wanted, *FORMATS[wanted].others):
-        cure = f"set format: {found}, or rename it" if found else cure
+    wanted = wanted or actual
+    if actual not in (wanted, *FORMATS[wanted].others):
+        cure = f"set format: {actual}, or rename it" if actual else cure
         raise InputError(f"{path}: {noun}, not {FORMATS[wanted].noun}; {cure}")
     if packed and (wanted in ("parquet", "arrow") or (wanted == "warc" and packed in (".bz2", ".xz"))):
         raise InputError(f"{path}: {noun}; decompress it")

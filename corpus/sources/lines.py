@@ -1,10 +1,11 @@
-"""Readers of text: whole files, JSON lines, WikiExtractor's output, CSV; and the document of one JSON object."""
+"""Readers of text: whole files, JSON lines, WikiExtractor's output, CSV."""
 
 import csv
 import html
 import io
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import orjson
@@ -24,14 +25,16 @@ from common.settings import SourceSettings
 from corpus.runner import Drop, Outcome
 
 # titles may contain quotes; some versions add a revision
-_WIKI_HEAD = re.compile(rb'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">')
+_WIKI_HEAD = re.compile(
+    rb'<doc id="(?P<source_id>[^"]*)"(?: revid="[^"]*")? url="(?P<url>[^"]*)" title="(?P<title>.*)">'
+)
 
 _MAX_META = 65_536  # bytes of JSON in a document's further keys; a document with more is a bad line
-_OWN = ("id", "url", "title")  # keys of JSON objects that have their place in a document
+_OWN = ("id", "url", "title")  # keys of JSON objects with a field of their own in a document
 
 
 def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Outcome]:
-    """The one document of a text file, dropped as `encoding`, `long` or `binary` if it is none; `bad` counts files."""
+    """The document of a text file, or a drop: `encoding`, `long`, `binary`. `bad` counts files."""
     bad.lines += 1
     try:
         yield {"text": file_text(path, LONGEST_LINE, source.encoding), "origin": f"{path}:1"}
@@ -50,18 +53,17 @@ def read_jsonl(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Do
 
 
 def read_csv(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The rows of a file of values with a header, separated by what the header has most of: comma, semicolon or tab.
+    """The rows of a file with a header, separated by comma, semicolon or tab.
 
-    Raises InputError for a header without the text's column, and where the quotes do not match.
+    Raises InputError for a header without the text's column, and for unbalanced quotes.
     """
     csv.field_size_limit(LONGEST_LINE)  # the default is 131,072 characters
     blocks = read_blocks(path, longest=LONGEST_LINE, encoding=source.encoding)
     lines = (line for block in blocks for line in io.StringIO(block.decode(), newline="\n"))
     try:
         first = next(lines, "")
-        rows = csv.reader(
-            (line for part in ([first], lines) for line in part), strict=True, delimiter=max(",;\t", key=first.count)
-        )
+        delimiter = max(",;\t", key=first.count)  # the most frequent in the header
+        rows = csv.reader(chain([first], lines), strict=True, delimiter=delimiter)
         header = next(rows, [])
         if source.text_key not in header:
             raise InputError(f"{path}: no column {source.text_key!r}, but {', '.join(header)}; set text_key")
@@ -80,7 +82,7 @@ def read_csv(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Docu
 
 
 def read_wikiextractor(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The articles of a WikiExtractor file in either of its formats, without the line that repeats the title."""
+    """The articles of a WikiExtractor file in either format, without the repeated title."""
     head: tuple[str, Document] | None = None
     lines: list[bytes] = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -91,12 +93,13 @@ def read_wikiextractor(path: Path, source: SourceSettings, bad: BadLines) -> Ite
             bad.lines += 1
             if head is not None:
                 bad.add(f"{head[0]}: <doc> without </doc>")
-            match = _WIKI_HEAD.match(line)
-            if match is None:
-                bad.add(f"{where}: not the first line of a WikiExtractor article")
-            fields = [html.unescape(field.decode("utf-8", "replace")) for field in match.groups()] if match else []
-            head = (where, dict(zip(("source_id", "url", "title"), fields, strict=True))) if match else None
+            head = None
             lines.clear()
+            if match := _WIKI_HEAD.match(line):
+                fields = match.groupdict().items()
+                head = where, {key: html.unescape(value.decode("utf-8", "replace")) for key, value in fields}
+            else:
+                bad.add(f"{where}: not the first line of a WikiExtractor article")
         elif head is not None and line.strip() == b"</doc>":
             try:
                 text = b"\n".join(lines).decode().strip()
@@ -116,23 +119,20 @@ def read_wikiextractor(path: Path, source: SourceSettings, bad: BadLines) -> Ite
 
 
 def read_record(line: bytes, where: str, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """Yield the document of a JSON object; a bad one is counted in `bad` at `where`."""
+    """Yield the document of a JSON object; counts a bad one in `bad`."""
     bad.lines += 1
-    found = read_object(line, where, [source.text_key], source.skip_keys)
-    if isinstance(found, str):
-        bad.add(f"{where}: {found}")
+    given = read_object(line, where, [source.text_key], source.skip_keys)
+    if isinstance(given, str):
+        bad.add(f"{where}: {given}")
         return
-    further = {key: value for key, value in found.items() if key not in (*_OWN, source.text_key)}
+    further = {key: value for key, value in given.items() if key not in (*_OWN, source.text_key)}
     if (size := _size(further)) > _MAX_META:
         largest = max(further, key=lambda key: _size(further[key]))
         bad.add(f"{where}: {size:,} bytes in further keys, more than {_MAX_META:,}; name {largest!r} under skip_keys")
         return
-    named = {"source_id": found.get("id"), "url": found.get("url"), "title": found.get("title")}
-    document = {
-        "text": found[source.text_key],
-        "origin": where,
-        **{key: str(value) for key, value in named.items() if value is not None},
-    }
+    named = {"source_id": given.get("id"), "url": given.get("url"), "title": given.get("title")}
+    document = {"text": given[source.text_key], "origin": where}
+    document |= {key: str(value) for key, value in named.items() if value is not None}
     meta = further.pop("meta") if isinstance(further.get("meta"), dict) else {}
     yield {**document, "meta": meta | further} if meta or further else document
 

@@ -1,7 +1,7 @@
-"""Readers of Parquet and Arrow files, which need pyarrow: each row is read as the JSON object of its columns.
+"""Readers of Parquet and Arrow files, which need pyarrow: a row is a JSON object of its columns.
 
-A batch of rows is in memory at a time. Dates and times become text (ISO 8601, down to microseconds), decimals text,
-bytes base64; lists and structs stay; NaN and infinity, which JSON lacks, become null.
+A batch of rows is in memory at a time. Dates and times become text (ISO 8601, down to
+microseconds), decimals text, bytes base64; lists and structs stay; NaN and infinity become null.
 """
 
 from base64 import b64encode
@@ -23,12 +23,12 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"  # the last message of a stream
 
 
 def read_parquet(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The rows of a Parquet file. Raises InputError for a damaged file and a column that does not fit."""
+    """The rows of a Parquet file. Raises InputError for damage and for an unusable column."""
     yield from _rows(path, _parquet_batches(path, source), source, bad)
 
 
 def read_arrow(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The rows of an Arrow file or stream, such as those of Hugging Face datasets; errors as in `read_parquet`."""
+    """The rows of an Arrow file or stream (Hugging Face datasets); errors as `read_parquet`."""
     yield from _rows(path, _arrow_batches(path, source), source, bad)
 
 
@@ -58,7 +58,7 @@ def _arrow_batches(path: Path, source: SourceSettings) -> Iterator[Any]:
 
 
 def _columns(path: Path, schema: Any, source: SourceSettings) -> list[str]:
-    """The columns to read. Raises InputError if one occurs twice, and if the text's is missing or holds no strings."""
+    """The columns to read. Raises InputError for a column twice, and if the text's has no text."""
     key = source.text_key
     if key not in schema.names:
         raise InputError(f"{path}: no column {key!r}, but {', '.join(schema.names)}; set text_key")
@@ -67,11 +67,8 @@ def _columns(path: Path, schema: Any, source: SourceSettings) -> list[str]:
         raise InputError(f"{path}: column {double[0]!r} occurs twice; {_CURE}")
     texts = [field.name for field in schema if _is_text(field.type)]
     if key not in texts:
-        cure = (
-            f"set text_key to one of {', '.join(texts)}"
-            if texts
-            else "write it as string, with pyarrow's column.cast('string')"
-        )
+        others = f"set text_key to one of {', '.join(texts)}"
+        cure = others if texts else "write it as string, with pyarrow's column.cast('string')"
         raise InputError(f"{path}: column {key!r} is {schema.field(key).type}, no text; {cure}")
     return columns
 
@@ -109,7 +106,7 @@ def _rows(path: Path, batches: Iterator[Any], source: SourceSettings, bad: BadLi
 
 
 def _values(column: Any) -> list[Any]:
-    """The values of a column; the exception in place of one that Python cannot hold, such as the year 33658."""
+    """The values of a column; an exception for what Python cannot hold, such as the year 33658."""
     try:
         return list(column.to_pylist())
     except (ArithmeticError, LookupError, ValueError) as error:
@@ -117,7 +114,7 @@ def _values(column: Any) -> list[Any]:
 
 
 def _in_microseconds(kind: Any) -> Any:
-    """The type with times in microseconds, which Python has, at any depth, and without dictionaries."""
+    """The type with times in microseconds, as in Python, at any depth, and without dictionaries."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):

@@ -1,9 +1,10 @@
-"""Filters that drop or change documents: functions of the repaired text that return what is wrong with it.
+"""Filters that drop or change documents: functions of the repaired text that say what is wrong.
 
     text = Text(repair(document["text"]))
     [rule.judge(text) for rule in filters(settings)]
 
-OpenWebText's rules always, others by their name in `clean.filters`. To add one, write its function and add it to NAMED.
+OpenWebText's rules always, others by their name in `clean.filters`. To add one, write its function
+and add it to NAMED.
 """
 
 from collections.abc import Collection
@@ -85,7 +86,7 @@ def language(text: Text, expected: Collection[str]) -> Verdict:
 
 
 def _check_model(path: Path) -> None:
-    """Raise ConfigError if fastText is not installed, or the file does not begin as a model does."""
+    """Raise ConfigError if fastText is not installed, or the file is not a model."""
     if find_spec("fasttext") is None:
         raise ConfigError("clean.fasttext needs fasttext-predict; pip install 'urls-to-gpt2[fasttext]'")
     if not path.is_file():
@@ -106,9 +107,9 @@ def _model(path: Path) -> Any:
 
 
 def fasttext(text: Text, model: FastTextModel) -> Verdict:
-    """A label whose probability is too low; the other documents carry it in `meta`, under the model's name."""
-    found = _model(model.path).predict(text.replace("\n", " "), k=-1, threshold=-1.0)  # all labels
-    scores = {label.removeprefix("__label__"): score for label, score in zip(*found, strict=True)}
+    """A label whose probability is too low; kept documents have it in `meta`."""
+    labels, probabilities = _model(model.path).predict(text.replace("\n", " "), k=-1, threshold=-1.0)  # of all labels
+    scores = {label.removeprefix("__label__"): score for label, score in zip(labels, probabilities, strict=True)}
     if model.label not in scores:
         raise ConfigError(f"clean.fasttext: {model.path} has no label {model.label!r}, but {', '.join(sorted(scores))}")
     score = round(min(1.0, scores[model.label]), 4)

@@ -1,9 +1,10 @@
-"""Detect the language of a text: by script if unambiguous, by CLD2 if one language leads, else by langdetect.
+"""Detect the language of a text: by script, by CLD2 if one language leads, else by langdetect.
 
     language_of("Der Hund lief durch den Wald …")        # Language(code="de", score=0.99)
 
-All work offline and are deterministic, in any order and process. The published recipe uses langdetect; CLD2 is thirty
-times faster, and they agree on texts in which one language leads: see docs/benchmarks.md, Cleaning.
+All work offline and are deterministic, in any order and process. The published recipe uses
+langdetect; CLD2 is thirty times as fast, and they agree on texts in which one language leads: see
+docs/benchmarks.md, Cleaning.
 """
 
 import re
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 
 # three windows are the 10,000 characters that langdetect reads; it would read only the first ones
 _WINDOW = 3_333
-# Of the characters. On half-translated manuals, a lead of 0.2 leaves 15 % of the texts to langdetect and decides 0.9 %
-# differently; 0.3: 19 and 0.5 %; 0.4: 24 and 0.13 %. Each of them leaves few real pages to langdetect.
+# Share of the characters. On half-translated manuals, a lead of 0.2 leaves 15 % of the texts to
+# langdetect and decides 0.9 % differently; 0.3: 19 and 0.5 %; 0.4: 24 and 0.13 %. Each leaves few
+# real pages to langdetect.
 _LEAD = 0.3
 _ADDRESS = re.compile(r"https?://\S+|(?<!\S)\S+@\S+")  # langdetect ignores them, too
-# Characters of scripts with one language, written without spaces or, in Korean, with spaces between longer units
+# Scripts of one language, without spaces between words or, in Korean, with few
 _SCRIPTS = {
     "zh": "\u3005\u3007\u3400-\u9fff\uf900-\ufaff\U00020000-\U000323af",
     "ja": "\u3041-\u30fa\u30fc-\u30ff",
@@ -55,7 +57,7 @@ class Language(NamedTuple):
     code: str
     """ISO 639-1."""
     score: float
-    """0 to 1: the share of the text in this language; langdetect's is the probability that it gives it."""
+    """0 to 1: the share of the text in this language, or langdetect's probability."""
 
 
 NONE = Language("", 0.0)
@@ -71,14 +73,15 @@ def language_of(text: str) -> Language:
 
 
 def script_language(text: str) -> Language | None:
-    """The language of a script that carries more of a text than all words in other scripts do, or None.
+    """The language of a script that carries more of a text than words in other scripts, or None.
 
-    A character is worth what it is worth in `corpus.text.words`: 1.5 Chinese characters or 2.5 of the others carry as
-    much as a word. That fits Korean, too: in translations of program messages, a syllable replaces 2.0 Latin letters.
+    Characters have the worth of `corpus.text.words`: 1.5 Chinese characters or 2.5 others carry as
+    much as a word. That fits Korean, too: in translated program messages, a syllable replaces 2.0
+    Latin letters.
     """
-    if not (found := "".join(_ANY_SCRIPT.findall(text))):
+    if not (characters := "".join(_ANY_SCRIPT.findall(text))):
         return None
-    counts = {code: len(letters.findall(found)) for code, letters in _LETTERS_OF.items()}
+    counts = {code: len(letters.findall(characters)) for code, letters in _LETTERS_OF.items()}
     worth = {code: count * (CHINESE_WORTH if code == "zh" else SPACELESS_WORTH) for code, count in counts.items()}
     japanese = counts["ja"] > counts["zh"] / 5
     worth["ja" if japanese else "zh"] += worth.pop("zh" if japanese else "ja")
@@ -88,9 +91,9 @@ def script_language(text: str) -> Language | None:
 
 
 def clear_language(text: str) -> Language | None:
-    """CLD2's language that leads by 0.3 of the characters, both in its spans and in its summary, or None.
+    """CLD2's language that leads by 0.3 of the characters in its spans and its summary, or None.
 
-    One span may give an English text to Danish although the summary says 90 % English.
+    Both, because one span may give an English text to Danish, and the summary 90 % to English.
     """
     import pycld2
 
@@ -111,7 +114,7 @@ def clear_language(text: str) -> Language | None:
 
 
 def thorough_language(text: str) -> Language:
-    """langdetect's answer; seeded, because it samples at random. `NONE` for a text without letters."""
+    """langdetect's answer, seeded because it samples; `NONE` for a text without letters."""
     from langdetect import DetectorFactory, LangDetectException
 
     DetectorFactory.seed = 0
@@ -126,7 +129,7 @@ def thorough_language(text: str) -> Language:
 
 @cache
 def _profiles() -> "DetectorFactory":
-    """langdetect's profiles. Its own loader swallows all exceptions, even of signals, and loads only some."""
+    """langdetect's profiles. Its own loader swallows all exceptions, and then loads only some."""
     from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
     from langdetect.utils.lang_profile import LangProfile
 

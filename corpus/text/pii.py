@@ -3,8 +3,8 @@
 | kind | found | replaced by |
 |---|---|---|
 | mail | `name@host.tld`; not `user@host` | email@example.com |
-| ip | public IPv4 and IPv6 that stand alone; private ones and versions are kept | 192.0.2.1, 2001:db8::1 |
-| phone | `+` and a country code, 9 to 15 digits; North America with separators: (212) 555-0123 | +1-555-0100 |
+| ip | public IPv4 and IPv6 that stand alone; not private ones, versions | 192.0.2.1, 2001:db8::1 |
+| phone | `+`, country code, 9 to 15 digits; North America: (212) 555-0123 | +1-555-0100 |
 
 Names, postal addresses, and national numbers of other countries are not found.
 """
@@ -38,19 +38,19 @@ def pii(text: Text) -> Verdict:
         counts["pii_mail"] += 1
         return "email@example.com"
 
-    def ip(found: re.Match[str]) -> str:
+    def ip(match: re.Match[str]) -> str:
         try:
-            address = ipaddress.ip_address(found[0])
+            address = ipaddress.ip_address(match[0])
         except ValueError:
-            return found[0]
-        if not address.is_global or _VERSION.search(found.string[max(0, found.start() - 20) : found.start()]):
-            return found[0]
+            return match[0]
+        if not address.is_global or _VERSION.search(match.string[max(0, match.start() - 20) : match.start()]):
+            return match[0]
         counts["pii_ip"] += 1
-        return "192.0.2.1" if address.version == 4 else "2001:db8::1"  # RFC 5737, RFC 3849: for documentation
+        return "192.0.2.1" if address.version == 4 else "2001:db8::1"  # of RFC 5737 and RFC 3849
 
-    def phone(found: re.Match[str]) -> str:
-        if not 9 <= sum(map(str.isdigit, found[0])) <= 15:
-            return found[0]
+    def phone(match: re.Match[str]) -> str:
+        if not 9 <= sum(map(str.isdigit, match[0])) <= 15:
+            return match[0]
         counts["pii_phone"] += 1
         return "+1-555-0100"  # reserved for fiction
 

@@ -1,10 +1,10 @@
 """Rules about the quality of English web text: Gopher's, C4's and FineWeb's.
 
 - Gopher: Rae et al. 2021, "Scaling Language Models", table A1: quality and repetition.
-- C4: Raffel et al. 2020, section 2.2, with the rules of its code for long words, cookies and terms of use.
+- C4: Raffel et al. 2020, section 2.2; long words, cookies and terms of use as in its code.
 - FineWeb: Penedo et al. 2024, section 3.5.
 
-Those of C4, FineWeb and Gopher's repetition decide as datatrove's filters do: docs/corpus.md has the comparison.
+Those of C4, FineWeb and Gopher's repetition decide as datatrove's filters do: see docs/corpus.md.
 """
 
 import re
@@ -98,7 +98,7 @@ def gopher_repetition(text: Text) -> Verdict:
 
 
 def _in_repeated_grams(words: Sequence[str], length: int) -> int:
-    """The characters of n-grams that have occurred before; those that are counted do not overlap."""
+    """The characters of n-grams that have occurred before, without overlaps."""
     seen: set[str] = set()
     characters = index = 0
     while index <= len(words) - length:
@@ -112,7 +112,7 @@ def _in_repeated_grams(words: Sequence[str], length: int) -> int:
 
 
 def c4(text: Text) -> Verdict:
-    """Cut lines that are no sentences or boilerplate; drop lorem ipsum, curly brackets, fewer than five sentences."""
+    """Cut lines that are no sentences; drop lorem ipsum, curly brackets, under five sentences."""
     kept: list[str] = []
     cut: Counter[str] = Counter()
     count = 0
@@ -141,7 +141,7 @@ def c4(text: Text) -> Verdict:
 
 
 def fineweb(text: Text) -> Verdict:
-    """Too few lines that end a sentence, too many that are short, repeated or, per word, too many at all."""
+    """Too few lines end a sentence; too many are short or repeated; too many lines per word."""
     lines = [line for line in text.split("\n") if line.strip()]
     ended, short = sum(line.endswith(_FINEWEB_ENDS) for line in lines), sum(len(line) <= 30 for line in lines)
     if ended < 0.12 * len(lines):

@@ -1,14 +1,15 @@
 """Find lines and paragraphs (units) that occur too often in the corpus.
 
-Units are equal if their normalised texts are (dedup's form). Files are segments (corpus/dedup/segments.py):
+Units are equal if their texts are in dedup's form. Both files are segments (corpus/segments.py):
 
 | file | segments | content |
 |---|---|---|
-| units of a shard | 0 … 255 | UNIT, whose hash begins with this byte; many segments of each name |
-| repeats of all shards | hash, first, times | u64 columns, one row per hash that repeats; each segment sorted by hash |
+| units of a shard | 0 … 255, many of each | UNIT, whose hash begins with this byte |
+| repeats of all shards | hash, first, times | u64, one row per hash that repeats, sorted by hash |
 
-`first` is `shard << 32 | document` of the first occurrence, `times` the number of occurrences in all shards. Info of
-the repeats: `counted`, the documents of each shard by its name, in the order of the shards' numbers.
+`first` is `shard << 32 | document` of the first occurrence, `times` the number of occurrences in
+all shards. The info of the repeats has `counted`: the documents of each shard by its name, in the
+order of the shards' numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,14 +23,14 @@ from numpy.typing import NDArray
 from common.errors import InputError
 from common.progress import Meter
 from common.settings import RepeatsSettings
-from corpus.dedup.segments import Segments, write_segments
 from corpus.dedup.shingles import RULE, normalised
+from corpus.segments import Segments, write_segments
 
 UNIT = np.dtype([("hash", "<u8"), ("key", "<u8"), ("document", "<u4")])
 """Hash of a unit, hash of its document's id and text, index of the document in the shard."""
 CHUNK = 1 << 20  # units sorted and written at a time: 20 MB
 RANGES = 256
-_BYTES_PER_UNIT = 250  # if none repeats: two tables of 32 bytes, their concatenation, sorted copies, masks
+_BYTES_PER_UNIT = 250  # if none repeats: two tables of 32 bytes, joined, sorted copies, masks
 
 Numbers = NDArray[np.uint64]
 
@@ -43,7 +44,7 @@ class Unit(NamedTuple):
 
 
 def find_units(lines: Sequence[str], settings: RepeatsSettings) -> list[Unit]:
-    """The units of a document that have `min_bytes`, in order; a paragraph comes before its lines."""
+    """The units of a document of `min_bytes`, in order; a paragraph comes before its lines."""
     spans, start = list[tuple[int, int]](), 0
     for index, line in enumerate([*lines, ""]):
         if line and not line.isspace():
@@ -59,7 +60,7 @@ def find_units(lines: Sequence[str], settings: RepeatsSettings) -> list[Unit]:
 
 
 class _Table(NamedTuple):
-    """Distinct hashes in ascending order, each with key and row of its first occurrence and its count."""
+    """Distinct hashes in ascending order, with key and row of the first occurrence, and count."""
 
     hash: Numbers
     key: Numbers
@@ -82,8 +83,8 @@ def _read(files: Sequence[Path], part: int, parts: int) -> Iterator[tuple[int, N
     names = range(part * RANGES // parts, ((part + 1) * RANGES - 1) // parts + 1)
     for shard, path in enumerate(files):
         with Segments(path) as file:
-            found = [array.view(UNIT) for name in names for array in file.each(str(name))]
-        units = np.concatenate([np.empty(0, dtype=UNIT), *found])
+            arrays = [array.view(UNIT) for name in names for array in file.each(str(name))]
+        units = np.concatenate([np.empty(0, dtype=UNIT), *arrays])
         # the high bits of a hash choose its part
         yield shard, units[(units["hash"] >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32) == part]
 
@@ -102,7 +103,10 @@ def _repeated(files: Sequence[Path], part: int, parts: int, max_count: int) -> _
 
 
 def write_repeats(files: Sequence[Path], output: Path, settings: RepeatsSettings) -> None:
-    """Write the repeats of all shards, given their units. Raises InputError for units of other settings."""
+    """Write the repeats of all shards, given their units.
+
+    Raises InputError for units of other settings.
+    """
     files, units, counted = sorted(files, key=lambda path: path.name), 0, dict[str, int]()
     for path in files:
         with Segments(path) as file:
@@ -128,15 +132,17 @@ def write_repeats(files: Sequence[Path], output: Path, settings: RepeatsSettings
 
 
 def fingerprint(settings: RepeatsSettings) -> dict[str, Any]:
-    """The rule and the settings of units, which the files of all phases must share."""
+    """The rule and settings of units, which the files of all phases share."""
     return {"rule": RULE, "units": sorted(set(settings.units)), "min_bytes": settings.min_bytes}
 
 
 class Repeats:
-    """The repeats of all shards in a memory map, for one shard. Raises InputError if it was not counted.
+    """The repeats of all shards in a memory map, for one shard.
 
     shard       its number
     documents   those it had when it was counted
+
+    Raises InputError if the shard was not counted.
     """
 
     def __init__(self, path: Path, shard: str) -> None:
@@ -152,10 +158,10 @@ class Repeats:
         self._segments = list(zip(*(file.mapped(name) for name in ("hash", "first", "times")), strict=True))
 
     def find(self, hashes: Numbers) -> tuple[Numbers, Numbers]:
-        """`first` and `times` of each hash, shape (hashes,); 0 times for one that does not repeat."""
-        found = np.zeros((2, len(hashes)), dtype=np.uint64)
-        for known, *columns in self._segments:
+        """`first` and `times` of each hash, shape (hashes,); both 0 if it does not repeat."""
+        first, times = np.zeros((2, len(hashes)), dtype=np.uint64)
+        for known, known_first, known_times in self._segments:
             nearest = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
             same = known[nearest] == hashes
-            found[:, same] = [column[nearest[same]] for column in columns]
-        return found[0], found[1]
+            first[same], times[same] = known_first[nearest[same]], known_times[nearest[same]]
+        return first, times

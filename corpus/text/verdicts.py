@@ -20,7 +20,7 @@ class Text(str):
     def tokens(self) -> list[str]:
         """Words and punctuation, as spaCy's English tokenizer splits them."""
         with (english := _english()).memory_zone():  # frees new words
-            return [token for found in english.tokenizer(str(self)) if (token := found.text.strip())]
+            return [text for token in english.tokenizer(str(self)) if (text := token.text.strip())]
 
     @cached_property
     def lines(self) -> list[str]:
@@ -61,7 +61,7 @@ class Change:
 
 
 Verdict = str | Change | None
-"""What is wrong with a text, for people ("312 characters"), so that it is dropped; or what to change; None keeps it."""
+"""What is wrong ("312 characters"), which drops a text; or what to change; None keeps the text."""
 
 
 @dataclass(frozen=True)

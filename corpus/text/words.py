@@ -1,13 +1,14 @@
-"""Split a text into words as decontamination and deduplication compare them, and locate them in the text.
+"""Split a text into words as decontamination and deduplication compare them, and locate them.
 
     words("Don't STOP: ｆｕｌｌ ﬁn")           # ["don", "t", "stop", "full", "fin"]
-    words("东京 2020")                       # ["东", "京", "2020"]: without spaces each character is a word
+    words("东京 2020")                       # ["东", "京", "2020"]
     spans("Don't STOP")                      # [(0, 3), (4, 5), (6, 10)]
 
-A word is a run of letters, digits and underscores, folded: NFKC, so that composed and decomposed, full-width and
-ligature forms are equal; case folding (ß is ss); i with and without its dot are equal (Turkish); soft hyphens and other
-invisible code points are removed (Unicode's NFKC_Casefold, and the i). Accents and vowel signs belong to their words.
-In scripts that are written without spaces, every character with its marks is a word: see `SPACELESS`.
+A word is a run of letters, digits and underscores, folded by Unicode's NFKC_Casefold: composed and
+decomposed, full-width and ligature forms are equal, ß is ss, and soft hyphens and other invisible
+code points are removed. i with and without its dot are equal, too (Turkish). Accents and vowel
+signs belong to their words. In scripts that are written without spaces, every character with its
+marks is a word: see `SPACELESS`.
 """
 
 import re
@@ -40,7 +41,7 @@ SPACELESS = (
 )
 # Code points that may need folding; Chinese characters and composed Korean syllables never do.
 _CODE_POINTS = (*range(0x3400), *range(0xA000, 0xAC00), *range(0xD7A4, 0x20000), *range(0x2F800, 0x2FA20))
-_JAMO = range(0x1160, 0x1200)  # vowels and final consonants of Korean syllables: they join the character before them
+_JAMO = range(0x1160, 0x1200)  # vowels and final consonants of Korean: they join the one before
 # Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt
 _INVISIBLE = (
     (0x00AD, 0x00AD),
@@ -65,7 +66,7 @@ _INVISIBLE = (
 
 _SELECTORS = (0xE0100, 0xE01EF)  # variation selectors: marks among the last of _INVISIBLE
 _LAST_SMALL, _LARGE = "\uffff", re.compile("[\U00010000-\U0010ffff]")
-# What an English word is worth: 1.5 Chinese characters or 2.5 of other scripts without spaces, in whole numbers
+# An English word is worth 1.5 Chinese characters, or 2.5 of other scripts without spaces
 WHOLE, CHINESE_WORTH, SPACELESS_WORTH = 15, 10, 6
 _CHINESE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0x20000, 0x3FFFF))
 
@@ -101,7 +102,7 @@ class _Patterns:
     """Patterns for the Unicode version of this Python."""
 
     special: re.Pattern[str]
-    """A character that `str.casefold` does not fold to one character, or that joins the one before it."""
+    """A character that `str.casefold` does not fold alone, or that joins the one before it."""
     cluster: re.Pattern[str]
     """A character with those that join it: a text's clusters can be folded one by one."""
     unit: re.Pattern[str]
@@ -130,8 +131,8 @@ def _classes() -> dict[str, list[str]]:
 
 @cache
 def _compiled(last: str) -> _Patterns:
-    """The patterns for texts with characters up to `last`: a class without large ones is searched ten times faster."""
-    classes = {name: [one for one in found if one <= last] for name, found in _classes().items()}
+    """The patterns for texts with characters up to `last`: small classes are searched faster."""
+    classes = {name: [character for character in own if character <= last] for name, own in _classes().items()}
     mark, joins, changes, own = map(_class, classes.values())
     own += _ranges(_CHINESE[:2])
     if last > _LAST_SMALL:
@@ -149,7 +150,7 @@ def _patterns(text: str) -> _Patterns:
 
 
 def fold(text: str) -> str:
-    """A text as it is compared: NFKC_Casefold, which removes invisible code points, and i without its dot."""
+    """A text as it is compared: NFKC_Casefold, and i without its dot."""
     if text.isascii():
         return text.lower()
     return _fold(text) if _patterns(text).special.search(text) else text.casefold()
@@ -169,7 +170,7 @@ def _pattern(folded: str) -> re.Pattern[str]:
 
 
 def worth(word: str) -> int:
-    """The weight of a word, in fifteenths of an English word: see docs/corpus.md, Decontamination."""
+    """The weight of a word, in fifteenths of an English word: see docs/corpus.md."""
     if word.isascii() or not _compiled("\U0010ffff").beyond.match(word):
         return WHOLE
     return CHINESE_WORTH if _HAN.match(word) else SPACELESS_WORTH
@@ -183,9 +184,9 @@ def spans(text: str) -> list[tuple[int, int]]:
     ends = np.fromiter((match.end() for match in cluster.finditer(text)), dtype=np.int64)
     parts = [_fold_cluster(match[0]) for match in cluster.finditer(text)]
     folded, folded_ends = "".join(parts), np.cumsum([len(part) for part in parts])
-    found = np.array([match.span() for match in _pattern(folded).finditer(folded)], dtype=np.int64).reshape(-1, 2)
-    first = np.searchsorted(folded_ends, found[:, 0], side="right")  # the cluster with a word's first character
-    last = np.searchsorted(folded_ends, found[:, 1], side="left")
+    matches = np.array([match.span() for match in _pattern(folded).finditer(folded)], dtype=np.int64).reshape(-1, 2)
+    first = np.searchsorted(folded_ends, matches[:, 0], side="right")  # the cluster where it begins
+    last = np.searchsorted(folded_ends, matches[:, 1], side="left")
     return list(zip(np.concatenate([[0], ends])[first].tolist(), ends[last].tolist(), strict=True))
 
 

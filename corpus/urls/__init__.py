@@ -1,1 +1,1 @@
-"""URLs: parsing and canonical form (rules), the bulk path for lists, domain blocklists, hosts, public suffixes."""
+"""URLs: parsing and canonical form, rules, domain blocklists, hosts, public suffixes."""

@@ -1,13 +1,14 @@
 """Domain blocklists: the built-in one, the user's own, and public ones.
 
-An entry without a dot is a name: `example` drops example.com, www.example.co.uk and every other registered domain with
-that name. An entry with a dot drops a host and everything below it, and may be written in any of these ways:
+An entry without a dot is a name: `example` drops example.com, www.example.co.uk and every other
+registered domain of that name. An entry with a dot drops a host and everything below it:
 
-    example.com   www.example.com   .example.com   *.example.com   EXAMPLE.COM.   bücher.example   192.0.2.1
-    http://example.com/   example.com:8080   ||example.com^   0.0.0.0 example.com (hosts files)   example.* (a name)
+    example.com   www.example.com   .example.com   *.example.com   EXAMPLE.COM.   192.0.2.1
+    bücher.example   http://example.com/   example.com:8080   ||example.com^   example.* (a name)
+    0.0.0.0 example.com (hosts files)
 
-`www.` and ports are ignored, as in the canonical form of a URL. Entries that can never match a host (paths, regular
-expressions) or would match a whole public suffix (`co.uk`) are counted and reported.
+`www.` and ports are ignored, as in the canonical form of a URL. Entries that can never match a host
+(paths, regular expressions) or would match a whole public suffix (`co.uk`) are reported.
 """
 
 import ipaddress
@@ -35,7 +36,7 @@ _NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 
 @dataclass
 class DomainListReport:
-    """Counts of a list's usable and unusable entries."""
+    """Counts of a list's entries."""
 
     name: str
     """The file, or the configuration key."""
@@ -43,7 +44,7 @@ class DomainListReport:
     unusable: int = 0
     """Entries that can never match."""
     first: str = ""
-    """The first of them: location, text, and why it cannot match."""
+    """The first unusable entry: location, text, and why it cannot match."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.unusable} of {self.entries} entries can never match; the first: {self.first}"
@@ -62,38 +63,34 @@ class DomainBlocklist:
 
     def blocks(self, host: str, domain: str) -> bool:
         """Whether a normalised host is on a list; `domain` is its registered domain."""
-        keys, rest = self._keys, host
         if is_address(host):
-            return host in keys
-        if domain.partition(".")[0] + ".*" in keys:
+            return host in self._keys
+        if domain.partition(".")[0] + ".*" in self._keys:
             return True
-        while rest not in keys:
-            _, _, rest = rest.partition(".")
-            if not rest:
-                return False
-        return True
+        while host and host not in self._keys:
+            host = host.partition(".")[2]
+        return bool(host)
 
     def _add(self, name: str, lines: Iterable[str], parse: Callable[[str], str]) -> DomainListReport:
-        """Add the entries of a list; `parse` returns the key of each. Raises InputError if none is usable."""
-        result = DomainListReport(name)
+        """Add `parse(entry)` of a list's entries. Raises InputError if none is usable."""
+        report = DomainListReport(name)
         for number, line in enumerate(lines, start=1):
             for entry in (line,) if _PLAIN.fullmatch(line) else _entries(line):
-                result.entries += 1
+                report.entries += 1
                 try:
                     self._keys.add(parse(entry))
                 except ValueError as error:
-                    result.unusable += 1
-                    result.first = result.first or f"{name}:{number}: {entry[:80]!r} ({error})"
-        if result.entries and result.unusable == result.entries:
-            raise InputError(f"{result}; give domains, or remove the list from the configuration")
-        return result
+                    report.unusable += 1
+                    report.first = report.first or f"{name}:{number}: {entry[:80]!r} ({error})"
+        if report.entries and report.unusable == report.entries:
+            raise InputError(f"{report}; give domains, or remove the list from the configuration")
+        return report
 
 
 def _decode(line: bytes) -> str:
-    """Decode a line; some old lists are Latin-1."""
     try:
         return line.decode()
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # some old lists are Latin-1
         return line.decode("latin-1")
 
 
@@ -112,17 +109,15 @@ def _entries(line: str) -> list[str]:
 
 
 def _is_ip(word: str) -> bool:
-    if word == "0":  # short for 0.0.0.0
-        return True
     try:
-        ipaddress.ip_address(word)
+        ipaddress.ip_address("0.0.0.0" if word == "0" else word)
     except ValueError:
         return False
     return True
 
 
 def _host_or_name(entry: str) -> str:
-    """The key of an entry: a normalised host, or a name. Raises ValueError with the reason if it can never match."""
+    """The key of an entry: a normalised host or a name. Raises ValueError if it can never match."""
     if _PLAIN.fullmatch(entry):  # most lines of large lists
         return _without_www(entry)
     bare = _bare(entry)
@@ -154,21 +149,15 @@ def _bare(entry: str) -> str:
     """An entry without Adblock markup, scheme, final slash and port."""
     if " " in entry or "\t" in entry:
         raise ValueError("more than one word")
-    if "#" in entry or entry.startswith("@@"):
+    is_rule = entry.startswith("||")
+    match = (_ADBLOCK if is_rule else _SITE).fullmatch(entry)
+    if "#" in entry or entry.startswith("@@") or (is_rule and not match):
         raise ValueError("a rule for parts of pages, or an exception")
-    if entry.startswith("||"):
-        match = _ADBLOCK.fullmatch(entry)
-        if match is None:
-            raise ValueError("a rule for parts of pages, or an exception")
-        entry = match[1]
-    elif match := _SITE.fullmatch(entry):
-        entry = match[1]
-    text = entry.removesuffix("/")
+    text = (match[1] if match else entry).removesuffix("/")
     if "/" in text or "?" in text:
         raise ValueError("a path or a regular expression")
-    if match := _WITH_PORT.fullmatch(text):
-        text = match[1]
-    return text
+    match = _WITH_PORT.fullmatch(text)
+    return match[1] if match else text
 
 
 def _host(text: str) -> str:

@@ -4,10 +4,10 @@
     is_private_address("64:ff9b::7f00:1")   # True: 127.0.0.1 behind NAT64
     registered_domain("www.example.co.uk")  # example.co.uk
 
-The tables follow IANA's special-purpose registries. They are spelled out because `ipaddress` covers fewer networks, and
-different ones in each Python release. Registered domains follow the ICANN section of the public suffix list
-(publicsuffix.org/list) in the snapshot bundled with tldextract; matching its rules by set lookups takes a tenth of the
-time of `TLDExtract`, which matters for lists with millions of hosts.
+The tables follow IANA's special-purpose registries; `ipaddress` covers fewer networks, and
+different ones in each Python release. Registered domains follow the ICANN section of the public
+suffix list (publicsuffix.org/list) in tldextract's snapshot; set lookups take a tenth of the time
+of `TLDExtract`, which matters for millions of hosts.
 """
 
 import ipaddress
@@ -22,52 +22,43 @@ _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _LOCAL_NAMES = ("localhost", "local", "internal", "home.arpa")
 _LOCAL_ENDINGS = tuple("." + name for name in _LOCAL_NAMES)
 
-_NOT_PUBLIC_V4 = tuple(
-    ipaddress.IPv4Network(network)
-    for network in (
-        "0.0.0.0/8",  # this network
-        "10.0.0.0/8",  # private
-        "100.64.0.0/10",  # carrier-grade NAT
-        "127.0.0.0/8",  # loopback
-        "169.254.0.0/16",  # link-local; cloud metadata services
-        "172.16.0.0/12",  # private
-        "192.0.0.0/24",  # IETF protocols
-        "192.0.2.0/24",  # documentation
-        "192.88.99.0/24",  # 6to4 relays, withdrawn
-        "192.168.0.0/16",  # private
-        "198.18.0.0/15",  # benchmarks
-        "198.51.100.0/24",  # documentation
-        "203.0.113.0/24",  # documentation
-        "224.0.0.0/4",  # multicast
-        "240.0.0.0/4",  # reserved; broadcast
-    )
+
+def _networks(*names: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    return tuple(map(ipaddress.ip_network, names))
+
+
+_NOT_PUBLIC_V4 = _networks(
+    "0.0.0.0/8",  # this network
+    "10.0.0.0/8",  # private
+    "100.64.0.0/10",  # carrier-grade NAT
+    "127.0.0.0/8",  # loopback
+    "169.254.0.0/16",  # link-local; cloud metadata services
+    "172.16.0.0/12",  # private
+    "192.0.0.0/24",  # IETF protocols
+    "192.0.2.0/24",  # documentation
+    "192.88.99.0/24",  # 6to4 relays, withdrawn
+    "192.168.0.0/16",  # private
+    "198.18.0.0/15",  # benchmarks
+    "198.51.100.0/24",  # documentation
+    "203.0.113.0/24",  # documentation
+    "224.0.0.0/4",  # multicast
+    "240.0.0.0/4",  # reserved; broadcast
 )
-# Global unicast. Everything outside is not public: loopback, unique-local, link-local, site-local, discard-only, SRv6,
+# Global unicast. Outside are loopback, unique-local, link-local, site-local, discard-only, SRv6,
 # multicast, and blocks that IANA has not allocated yet.
 _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
-_NOT_PUBLIC_V6 = tuple(
-    ipaddress.IPv6Network(network)
-    for network in (
-        "2001::/23",  # IETF protocols: Teredo, benchmarks, ORCHID
-        "2001:db8::/32",  # documentation
-        "3fff::/20",  # documentation
-    )
+_NOT_PUBLIC_V6 = _networks(
+    "2001::/23",  # IETF protocols: Teredo, benchmarks, ORCHID
+    "2001:db8::/32",  # documentation
+    "3fff::/20",  # documentation
 )
-# IPv6 networks whose addresses embed an IPv4 address, and the number of bits after it
-_EMBEDDED_V4 = tuple(
-    (ipaddress.IPv6Network(network), shift)
-    for network, shift in (
-        ("::/96", 0),  # IPv4-compatible
-        ("::ffff:0:0/96", 0),  # IPv4-mapped
-        ("64:ff9b::/96", 0),  # NAT64
-        ("2002::/16", 80),  # 6to4
-    )
-)
+# IPv6 networks whose addresses end with an IPv4 address: IPv4-compatible, IPv4-mapped, NAT64
+_EMBEDDED_V4 = _networks("::/96", "::ffff:0:0/96", "64:ff9b::/96")
 _ISATAP = frozenset({0x00005EFE, 0x02005EFE})  # RFC 5214: bits 64 to 95, before an IPv4 address
 
 
 def is_private_address(address: str) -> bool:
-    """Whether an IP address is not public. An IPv4 address embedded in an IPv6 address is judged as IPv4.
+    """Whether an IP address is not public; an IPv4 address inside an IPv6 address counts as IPv4.
 
     Raises ValueError if `address` is not an IP address.
     """
@@ -76,17 +67,14 @@ def is_private_address(address: str) -> bool:
         return any(ip in network for network in _NOT_PUBLIC_V4)
     if ip.scope_id is not None:  # zones are local to one machine
         return True
-    for network, shift in _EMBEDDED_V4:
-        if ip in network:
-            return _embeds_private_v4(ip, shift)
-    if (int(ip) >> 32) & 0xFFFFFFFF in _ISATAP and _embeds_private_v4(ip, 0):
+    if ip.sixtofour:
+        return is_private_address(str(ip.sixtofour))
+    last = str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
+    if any(ip in network for network in _EMBEDDED_V4):
+        return is_private_address(last)
+    if (int(ip) >> 32) & 0xFFFFFFFF in _ISATAP and is_private_address(last):
         return True
     return ip not in _PUBLIC_V6 or any(ip in network for network in _NOT_PUBLIC_V6)
-
-
-def _embeds_private_v4(ip: ipaddress.IPv6Address, shift: int) -> bool:
-    """Whether the IPv4 address that ends `shift` bits before the end is not public."""
-    return is_private_address(str(ipaddress.IPv4Address((int(ip) >> shift) & 0xFFFFFFFF)))
 
 
 def is_address(host: str) -> bool:
@@ -95,7 +83,7 @@ def is_address(host: str) -> bool:
 
 
 def is_private_host(host: str) -> bool:
-    """Whether a normalised host is a non-public address, or a name without a public address (`localhost`)."""
+    """Whether a normalised host is a non-public address or a local name (`localhost`)."""
     if is_address(host):
         return is_private_address(host)
     return host in _LOCAL_NAMES or host.endswith(_LOCAL_ENDINGS)
@@ -119,11 +107,11 @@ def ascii_host(host: str) -> str:
 
 
 def ascii_name(name: str) -> str:
-    """Lower-case and IDNA-encode a name. Raises ValueError if that fails; `ascii_host` also checks the syntax."""
+    """Lower-case and IDNA-encode a name. Raises ValueError if that fails."""
     return name.lower() if name.isascii() else idna.encode(name, uts46=True).decode()  # IDNAError is a ValueError
 
 
-# ------------------------------------------------------------------------------------------------ registered domains
+# ------------------------------------------------------------ registered domains
 
 # suffix_list_urls=(), cache_dir=None: never a download, never a lock on a shared home directory
 _SNAPSHOT = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
@@ -141,14 +129,14 @@ def _rules() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
 
 
 def is_public_suffix(host: str) -> bool:
-    """Whether domains are registered directly below an ASCII host (`com`, `co.uk`). True for any name without a dot."""
+    """Whether domains are registered directly below an ASCII host (`com`, `co.uk`, any label)."""
     suffixes, wildcards, exceptions = _rules()
     parent = host.partition(".")[2]
     return host not in exceptions and (not parent or host in suffixes or parent in wildcards)
 
 
 def registered_domain(host: str) -> str:
-    """The registered domain of an ASCII host; the host itself if it is an address or a public suffix.
+    """The registered domain of an ASCII host; the host if it is an address or a public suffix.
 
     A top-level domain missing from the list counts as a public suffix (the list's default rule).
     """

@@ -1,7 +1,7 @@
 """Lists of URLs, one per line; blank lines and those that begin with `#` are skipped.
 
-The list of a shard begins with LIST_BEGINS and ends with LIST_ENDS, so that one without URLs is no empty file, and one
-that has lost its content is not taken for a whole one. A list that somebody has written needs neither.
+The list of a shard begins with LIST_BEGINS and ends with LIST_ENDS, so that a list without URLs
+differs from a truncated one. A list that a person wrote needs neither.
 """
 
 from pathlib import Path
@@ -14,9 +14,9 @@ _CURE = "make it again: python -m corpus.blacklist, or `snakemake -R blacklist` 
 
 
 def read_urls(path: Path, allow_empty: bool = False) -> list[str]:
-    """The URLs of a list. Raises InputError for one without URLs, and for a line of other data.
+    """The URLs of a list. Raises InputError for other data, TruncatedError for a truncated list.
 
-    With `allow_empty` a shard's list may have none. Raises TruncatedError for one that does not end as it was written.
+    A list without URLs raises InputError, except a shard's list with `allow_empty`.
     """
     urls, begins, line = [], "", ""
     for number, data in enumerate(read_lines(path), start=1):

@@ -4,7 +4,6 @@ UrlRules(BlacklistSettings()).reason("http://example.org/photo.jpg")    # extens
 """
 
 import re
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -27,24 +26,25 @@ from corpus.urls.url import (
 
 _Hashes = NDArray[np.uint64]
 _PATH = re.escape(PATH_CHARACTERS)
-# Nine of ten URLs have a lower-case host, no port and no escapes; this parses them ten times faster than parse_url.
+# nine of ten URLs have a lower-case host, no port and no escapes; ten times faster than parse_url
 _USUAL_LINE = re.compile(
     rf"^(?:(https?://([a-z0-9.-]*[a-z0-9-])((?:/[{_PATH}]*)?)(?:\?([{_PATH}?]*))?)(?:\#[!-~]*)?|.*)\r?$", re.MULTILINE
 )
 _HostVerdict = tuple[str | None, str, int]
-"""The reason to drop all URLs of a host (malformed, private_host, domain) or None; its canonical form; its shard.
-
-A plain tuple of strings and numbers: the garbage collector would traverse 262,144 objects repeatedly.
+"""Of a host: the reason to drop its URLs (malformed, private_host, domain) or None; its canonical
+form; its shard. A plain tuple, as the garbage collector would traverse 262,144 objects repeatedly.
 """
 UrlVerdict = tuple[str, str | None, int, str]
-"""A URL as requested (as given if it is dropped); the reason to drop it, or None; its shard; its canonical form."""
+"""Of a URL: as requested (as given if dropped); the reason to drop it, or None; its shard; its
+canonical form.
+"""
 
 
 class UrlRules:
-    """The URL rules in order: malformed, scheme, short, private_host, domain, extension, pattern; and a URL's shard.
+    """The URL rules: malformed, scheme, short, private_host, domain, extension, pattern.
 
-    The caller drops duplicates after these rules, with `SeenUrls`. Raises InputError or ConfigError for a
-    domain list that cannot be read or has no usable entry.
+    The caller drops duplicates after these rules, with `SeenUrls`. Raises InputError for a domain
+    list that cannot be read or has no usable entry.
     """
 
     def __init__(self, settings: BlacklistSettings, shards: int = 1) -> None:
@@ -71,9 +71,8 @@ class UrlRules:
         return self.check(url)[1]
 
     def judge(self, lines: str) -> Iterator[UrlVerdict]:
-        """Check each line of a list, except blank lines and those that begin with `#`."""
-        hosts, extensions = self._hosts, self._extensions
-        min_length = self._min_length if not self._patterns else sys.maxsize
+        """Check each line of a list, except blank lines and comments."""
+        hosts = self._hosts
         for line in _USUAL_LINE.finditer(lines):
             url, host, path, query = line.groups()
             if not host or "/." in path:  # `/.` may be a dot segment
@@ -83,16 +82,10 @@ class UrlRules:
             reason, canonical, shard = hosts[host]
             if query == "":
                 url = url.removesuffix("?")
-            # check all rules in order only if one may match
-            if (
-                reason is not None
-                or len(url) < min_length
-                or ("." in path and path[path.rfind(".") :].lower() in extensions)
-            ):
-                given = line[0].rstrip()
-                if reason := self._drop_reason(url, "http", len(given), reason, path):
-                    yield given, reason, 0, ""
-                    continue
+            given = line[0].rstrip()
+            if reason := self._drop_reason(url, "http", len(given), reason, path):
+                yield given, reason, 0, ""
+                continue
             canonical += path or "/"
             if query and (kept := without_tracking(query)):
                 canonical = f"{canonical}?{kept}"
@@ -106,7 +99,7 @@ class UrlRules:
         return url.text, None, self._host(url)[2], url.canonical
 
     def _drop_reason(self, text: str, scheme: str, length: int, host_reason: str | None, path: str) -> str | None:
-        """The first reason to drop a URL. Add new rules here, and their keys to `BlacklistSettings`."""
+        """The first reason to drop a URL. New rules go here, their keys into BlacklistSettings."""
         if host_reason == "malformed":
             return host_reason
         if scheme not in DEFAULT_PORTS:
@@ -144,7 +137,7 @@ def hash64(text: str) -> int:
 
 
 class SeenUrls:
-    """The URLs so far, as `hash64` of their canonical forms: finds duplicates in a list of any length.
+    """Finds duplicates in a list of any length: `hash64` of the canonical forms so far.
 
     Sorted runs that double in size: O(n log n) time, 8 bytes per hash, 16 at the peak.
     """
@@ -153,7 +146,7 @@ class SeenUrls:
         self._runs: list[_Hashes] = []
 
     def add(self, hashes: _Hashes) -> NDArray[np.bool_]:
-        """Add a batch; returns, for each hash, whether it is new: in no earlier batch and not earlier in this one."""
+        """Add a batch; returns for each hash whether it is new: neither earlier here nor before."""
         unique, first_index = np.unique(hashes, return_index=True)
         new = ~self.holds(unique)
         if new.any():
@@ -168,9 +161,9 @@ class SeenUrls:
 
     def holds(self, hashes: _Hashes) -> NDArray[np.bool_]:
         """For each hash, whether it is in a batch that was added."""
-        found = np.zeros(len(hashes), dtype=np.bool_)
+        held = np.zeros(len(hashes), dtype=np.bool_)
         for run in self._runs:
             index = np.searchsorted(run, hashes)
             index[index == len(run)] = 0  # larger than all hashes of the run: compare with any
-            found |= run[index] == hashes
-        return found
+            held |= run[index] == hashes
+        return held

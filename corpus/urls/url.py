@@ -1,4 +1,4 @@
-"""Parsing URLs, and the canonical form in which two URLs of one page are equal. Nothing here touches the network.
+"""Parsing URLs, and the canonical form in which two URLs of one page are equal. No network.
 
 url = parse_url("HTTP://www.Example.org:80/a/../b?utm_source=x#top")
 url.text         # http://www.example.org:80/b?utm_source=x, as it is requested
@@ -33,9 +33,9 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(dict[str, Value]):
-    """`cache[key]` is `function(key)`, computed once. At 262,144 keys the cache is emptied, which bounds its memory.
+    """`cache[key]` is `function(key)`, computed once. At 262,144 keys the cache is emptied.
 
-    A hit is one dictionary lookup, fifteen times faster than a bounded functools.lru_cache, which relinks its list.
+    A hit is one dictionary lookup, fifteen times faster than a bounded functools.lru_cache.
     """
 
     def __init__(self, function: Callable[[str], Value]) -> None:
@@ -66,7 +66,7 @@ class Url(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The URL as requested: host in ASCII, without dot segments and fragment, otherwise as given."""
+        """The URL as requested: host in ASCII, no dot segments or fragment, otherwise as given."""
         return f"{self.site}{self.path}?{self.query}" if self.query else self.site + self.path
 
     @property
@@ -82,7 +82,7 @@ class Url(NamedTuple):
 
 
 def _parse_site(text: str) -> tuple[str, str, str, str]:
-    """The first four fields of a `Url`. Raises ValueError if they are malformed or contain credentials."""
+    """The first four fields of a `Url`. Raises ValueError if malformed or with credentials."""
     match = _SITE.fullmatch(text)
     if match is None:
         other = _WITHOUT_HOST.match(text)
@@ -120,7 +120,7 @@ def parse_url(url: str) -> Url:
 
 
 def _without_dot_segments(path: str) -> str:
-    r"""Resolve dot segments as browsers and servers do: `/x/../p`, `/./p` and `/x\..\p` are `/p` (RFC 3986, 5.2.4)."""
+    r"""Resolve dot segments as browsers do: `/x/../p`, `/./p`, `/x\..\p` (RFC 3986, 5.2.4)."""
     if not _DOT_SEGMENT.search(path):
         return path
     kept: list[str] = []
@@ -135,7 +135,7 @@ def _without_dot_segments(path: str) -> str:
 
 
 def _normalize_escapes(text: str, characters: str) -> str:
-    """Normalise percent-encoding: unreserved characters unescaped, everything else %XX in upper case."""
+    """Normalise percent-encoding: unescape unreserved characters, else %XX in upper case."""
     text = _ESCAPE.sub(lambda match: _ESCAPES[match[0].upper()], text)
     return quote(text, safe=characters + "%")
 
@@ -148,7 +148,7 @@ def read_list(path: Path) -> list[str]:
 
 @lru_cache(1)
 def _tracking() -> re.Pattern[str]:
-    """Matches the fields of a query that do not select the page: tracking parameters and empty fields."""
+    """Matches tracking parameters and empty fields of a query, which do not select the page."""
     names = read_list(DATA / "tracking_parameters.txt")
     fields = "|".join(re.escape(n[:-1]) + "[^&=]*" if n.endswith("*") else re.escape(n) for n in names)
     return re.compile(rf"(?:^|&)(?:(?:{fields})(?:=[^&]*)?)?(?=&|$)", re.IGNORECASE)

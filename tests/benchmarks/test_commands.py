@@ -113,6 +113,7 @@ def test_published_steps_are_predicted(capsys: pytest.CaptureFixture[str]) -> No
     assert errors["calibration"] < 8.5 and errors["held out"] < 7.5
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines()]
     published = [(row[1], int(row[7].removesuffix(" %"))) for row in rows if row[7:] and "%" in row[7]]
-    # PyTorch's own 124M is a quarter faster in the prediction: its script neither pads nor fuses what ours does
+    # PyTorch's own 124M is a quarter faster in the prediction: its script neither pads nor fuses
+    # what ours does
     far = [run for run in published if abs(run[1]) > (26 if run[0] == "PyTorch" else 15)]
     assert len(published) == 24 and not far

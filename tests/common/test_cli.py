@@ -20,7 +20,6 @@ STEPS = {
     "corpus.ingest": ("--input in", "--output --stats", "--shards 2 --output-dir"),
     "corpus.tokenize": ("--input in", "--output-prefix --rejects --stats", ""),
     "corpus.train_tokenizer": ("--input in train_tokenizer.vocab_size=300", "--stats", "--output-dir"),
-    "corpus.export": ("--input in", "--stats", "--format jsonl --output-dir"),
     "corpus.merge_index": ("--inputs data", "--output-prefix --stats", ""),
     "corpus.scrape": ("--urls list", "--output --rejects --stats --archive", ""),
     "corpus.dedup run": ("--input in", "--stats", "--output-dir"),

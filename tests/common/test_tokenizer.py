@@ -31,8 +31,8 @@ FILES = vocabulary_files()
 OURS = [Tokenizer(), without_gigatoken()]
 THEIRS = ByteLevelBPETokenizer(str(FILES.encoder_json), str(FILES.vocab_bpe))
 
-# where GPT-2's pattern decides, and where implementations differ: contractions, kinds of white space, digits and
-# letters of other scripts, marks, joined emoji, controls, the special token
+# where GPT-2's pattern decides, and where implementations differ: contractions, kinds of white
+# space, digits and letters of other scripts, marks, joined emoji, controls, the special token
 _EDGES = st.sampled_from(
     "'s 'T 'll 'RE 've ' ’s a B é é ǅ ß 中 ا क ् ٣ ½ Ⅷ ² _ . ... -- # 👨 🏽 ️ 🇩 <|endoftext|> <| endoftext |>".split(" ")
 ) | st.sampled_from(

@@ -1,4 +1,6 @@
-"""Vocabularies with added tokens, as transformers 4 and 5 save them: the same ids, and the same number of tokens."""
+"""Vocabularies with added tokens, as transformers 4 and 5 save them: the same ids, and the same
+number of tokens.
+"""
 
 import json
 from collections.abc import Callable

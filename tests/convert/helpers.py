@@ -16,9 +16,10 @@ from common.tokenizer import Tokenizer
 from convert.arguments import Options
 from convert.assemble import HUGGING_FACE, assemble
 from convert.sources.find import open_source
-from convert.sources.source import QKV, Architecture, Block, Sharded, Source, whole
+from convert.sources.source import QKV, Architecture, Sharded, Source, whole
 from convert.targets.huggingface import write_folder
 from tests.convert.encoded import SMALL
+from training.checkpoint.files import Block
 from training.tensors import leaf_of
 
 

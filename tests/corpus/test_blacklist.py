@@ -29,7 +29,7 @@ not a url
 def test_kept_urls_come_out_in_input_order_and_rejects_name_their_reason(tmp_path: Path) -> None:
     source = tmp_path / "urls.txt"
     source.write_bytes(URLS)
-    stats = blacklist([source], [tmp_path / "out.txt"], RULES, tmp_path / "rejects.jsonl")
+    stats = blacklist([source], [tmp_path / "out.txt"], RULES, rejects=tmp_path / "rejects.jsonl")
     assert (tmp_path / "out.txt").read_text() == "http://example.org/first\nhttp://other.example/second\n"
     rejects = [orjson.loads(line) for line in read_lines(tmp_path / "rejects.jsonl")]
     assert [reject["reason"] for reject in rejects] == ["extension", "duplicate", "malformed"]
@@ -62,7 +62,9 @@ def test_a_domain_lives_in_one_shard_and_shards_keep_the_order_whatever_the_work
     for workers in (1, 2):
         outputs = [tmp_path / str(workers) / f"{shard:04d}.txt" for shard in range(10)]
         rejects = tmp_path / f"{workers}.jsonl"
-        assert blacklist([tmp_path / "urls.txt"], outputs, RULES, rejects, workers).documents_out == 40_000
+        assert (
+            blacklist([tmp_path / "urls.txt"], outputs, RULES, rejects=rejects, workers=workers).documents_out == 40_000
+        )
         written[workers] = [path.read_bytes() for path in (*outputs, rejects)]
     assert written[1] == written[2]
     position, homes = {url: number for number, url in enumerate(urls)}, dict[str, set[Path]]()

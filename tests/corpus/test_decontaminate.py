@@ -11,7 +11,9 @@ FILLER = "This sentence has nothing to do with it at all. "
 
 
 def decontaminate(folder: Path, texts: list[str], *items: str, workers: int = 1) -> tuple[list[str], dict[str, object]]:
-    """What is left of the texts, and the statistics; `counts.json` and `rejects.zst` lie beside `in.zst`."""
+    """What is left of the texts, and the statistics; `counts.json` and `rejects.zst` lie beside
+    `in.zst`.
+    """
     (folder / "set.txt").write_text("\n".join(items or [ITEM]))
     settings = DecontaminateSettings(files=[str(folder / "set.txt")])
     shard = write_shard(folder / "in.zst", [document(n, text) for n, text in enumerate(texts)])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from common.errors import InputError
 from common.files import Document, read_json
 from common.settings import RepeatsSettings
-from corpus.dedup.segments import Segments
 from corpus.dedup.signatures import normalised
 from corpus.repeats import count, cut, without
+from corpus.segments import Segments
 from corpus.text import repeats
 from corpus.text.repeats import Repeats, find_units, write_repeats
 from tests.helpers import assert_one_line_error, called, document, prose, read_rejects, read_shard, write_shard

@@ -1,4 +1,4 @@
-"""A training or a trial of two ranks with one fault, on rank 1 alone; the last argument names it."""
+"""A training or a trial of two ranks with a fault on rank 1 alone; the last argument names it."""
 
 import errno
 import os
@@ -68,10 +68,10 @@ def spoil(where: str) -> None:
     elif where == "hangs":
         before_the_third_step(rank_1_hangs_here)
     elif where == "save":
-        writing.choose_shards = raises(OSError(errno.ENOSPC, "No space left on device", "rank_1_0.safetensors"))
+        writing.plan_files = raises(OSError(errno.ENOSPC, "No space left on device", "rank_1_0.safetensors"))
     else:
         fault = raises(OUT_OF_MEMORY) if where == "memory" else lambda *_: os._exit(9)
-        trainer.train_step = step.train_step = fault
+        trainer.compute_gradients = step.compute_gradients = fault
 
 
 def main(argv: list[str]) -> int:

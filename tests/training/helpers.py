@@ -1,4 +1,4 @@
-"""A corpus of real text as bytes, a configuration of a tiny model, and jobs of several processes on this machine."""
+"""A corpus of real text as bytes, a tiny model, and jobs of several processes on this machine."""
 
 import importlib
 import lzma
@@ -120,13 +120,13 @@ def plan_of(config: Path, *overrides: str) -> Plan:
 
 
 def course(run: Path) -> list[tuple[str, ...]]:
-    """The columns of a model folder's train.csv that must be equal in two runs, whatever the machine's speed."""
+    """The columns of train.csv that are equal in two equal runs, whatever the machine's speed."""
     keys = ("iteration", "consumed_samples", "learning_rate", "lm_loss", "grad_norm", "skipped", "non_finite")
     return [tuple(row[key] for key in keys) for row in read_rows(run / "train.csv")]
 
 
 def tensor_files(path: Path) -> dict[str, Any]:
-    """What the manifest of a checkpoint says of the files of tensors: equal for equal tensors in one layout."""
+    """A manifest's entries of the files of tensors: equal for equal tensors in one layout."""
     return {name: entry for name, entry in read_json(path / "manifest.json")["files"].items() if "rank" in name}
 
 
@@ -194,7 +194,7 @@ def refusal(capsys: Capsys, main: Callable[[list[str]], int], *arguments: object
     return str(line)
 
 
-# Processes are forked from one server that has imported torch already: an import costs more than most tests.
+# Processes are forked from one server that has imported torch: an import costs more than most tests
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["training.job", "training.train"])
 
@@ -209,7 +209,7 @@ class Finished:
 
 
 def _task(rank: int, size: int, command: str | Main, arguments: tuple[object, ...], output: Path) -> None:
-    """In a new process: run a command, or `python -m` its module, as submitit's local executor starts a task."""
+    """In a new process: run a command, or the `main` of its module, as submitit starts a task."""
     for name, descriptor in (("out", 1), ("err", 2)):
         os.dup2(os.open(output / f"{rank}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
     os.environ |= {
@@ -223,7 +223,7 @@ def _task(rank: int, size: int, command: str | Main, arguments: tuple[object, ..
 
 
 class Job:
-    """A command running as the `size` tasks of one job; tasks still running at the end of `with` are killed."""
+    """A command running as the `size` tasks of one job; the end of `with` kills running tasks."""
 
     def __init__(self, size: int, command: str | Main, *arguments: object) -> None:
         self._output = Path(tempfile.mkdtemp())
@@ -257,7 +257,7 @@ class Job:
         return results
 
     def wait_until_said(self, text: str, stream: str = "out", times: int = 1) -> None:
-        """Wait until the first task has written a text; fails with its output if it ends before or takes too long."""
+        """Wait until the first task has written a text; fails with its output if it does not."""
         first = self.tasks[0]
         with suppress(AssertionError):
             wait_for(lambda: self.said(0, stream).count(text) >= times or not first.is_alive())
@@ -271,7 +271,7 @@ class Job:
 
 
 def launch(size: int, command: str | Main, *arguments: object, timeout: float = PATIENCE) -> list[Finished]:
-    """Run a command as the `size` tasks of one job; a job that hangs is killed, and its return codes are None."""
+    """Run a command as the `size` tasks of a job; a job that hangs is killed: no return code."""
     with Job(size, command, *arguments) as job:
         return job.wait(timeout)
 

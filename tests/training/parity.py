@@ -1,11 +1,11 @@
-"""Every layout against the single process, on real text, dropout 0: training, resuming, and what becomes of the files.
+"""Every layout against the single process, on real text, dropout 0: training, resuming, files.
 
     python -m tests.training.parity            # the table of docs/parallelism.md
 
-All layouts of as many processes train in one job, one after the other, from one checkpoint; each then resumes the
-checkpoint of the layout before it. float32 sums in another order differ by 1e-7; the optimiser amplifies that, and a
-wrong split is off by 1e-2 and more. The key bias is left out: its gradient is mathematically zero, its value rounding
-alone.
+All layouts of as many processes train in one job, one after the other, from one checkpoint; each
+then resumes the checkpoint of the layout before it. float32 sums in another order differ by 1e-7;
+the optimiser amplifies that, and a wrong split is off by 1e-2 and more. The key bias is left out:
+its gradient is mathematically zero, its value rounding alone.
 """
 
 import json
@@ -109,7 +109,7 @@ class Layout:
         )
 
 
-# Each axis has a layout that shows its missing reduction, and each kind of cut through a tensor is merged.
+# Each axis has a layout that shows its missing reduction; each kind of cut tensor is merged.
 QUICK = [
     Layout(tensor=4, sequence=True),
     Layout(data=4, zero=2),
@@ -146,7 +146,7 @@ GRID = [
 
 
 def write_start(folder: Path, single: Layout, steps: int = STEPS) -> None:
-    """The dataset of a vocabulary, the checkpoint that its layouts start from, and the single process's run from it."""
+    """A vocabulary's dataset, the checkpoint to start from, the single process's run from it."""
     documents = byte_documents(60)
     valid = np.concatenate(documents)[: _VALID * MODEL["seq_len"] + 1]  # an evaluation also counts tokens after samples
     documents = [*documents, valid]
@@ -159,9 +159,10 @@ def write_start(folder: Path, single: Layout, steps: int = STEPS) -> None:
 
 
 def train(world: World, config: Path, start: Path, resumed: Path, steps: int = STEPS) -> dict[str, Any]:
-    """Train from the seed and save; then resume the checkpoint of the run `resumed` (a collective call).
+    """Train from the seed and save; then resume the checkpoint of `resumed` (a collective call).
 
-    Losses and gradient norms of all steps, and of the checkpoint: validation loss, logits, parameters of this rank.
+    Losses and gradient norms of all steps, and of the checkpoint: validation loss, logits,
+    parameters of this rank.
     """
     plan = plan_of(config)
     session, section = open_session(plan, world), plan.experiment.train
@@ -190,7 +191,7 @@ def train(world: World, config: Path, start: Path, resumed: Path, steps: int = S
 
 
 def run_layouts(folder: Path, layouts: Sequence[Layout], starts: Sequence[Path], steps: int = STEPS) -> None:
-    """Train layouts, each in the folder of its number, and resume the last of each start on a single process.
+    """Train layouts, in folders of their numbers; resume the last of each start on one process.
 
     `starts` are the folders of `write_start` for each layout.
     """
@@ -246,13 +247,13 @@ def differences(run: Path, start: Path, steps: int = STEPS) -> dict[str, float]:
 
 @torch.no_grad()
 def weights_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """The largest relative difference of a tensor's norm. Not of the key bias, whose gradient is rounding alone."""
+    """The largest relative difference of a tensor's norm, without the key bias: all rounding."""
     pairs = [[without_key_bias(name, weights[name]) for weights in (found, expected)] for name in expected]
     return max(float((a - b).norm()) / max(float(b.norm()), 1e-30) for a, b in pairs)
 
 
 def distance(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], start: Path) -> dict[str, float]:
-    """How far weights are from others: `value`, by each tensor's largest; `course`, by how far training moved all."""
+    """How far weights differ: `value`, by each tensor's largest; `course`, by training's way."""
     seed = checkpoint.load_weights(checkpoint.resolve(next((start / "seed").glob("iter_*"))))
     found, right, before = (
         {name: without_key_bias(name, side[name]) for name in seed} for side in (weights, expected, seed)

@@ -1,4 +1,4 @@
-"""Models with random weights to compare with: ours and transformers' GPT-2, with GPT-2's vocabulary in a folder."""
+"""Models with random weights to compare with, ours and transformers', with GPT-2's vocabulary."""
 
 import shutil
 from pathlib import Path
@@ -36,7 +36,7 @@ def random_gpt2(spread: float = 0.1, **sizes: Any) -> GPT2LMHeadModel:
 
 
 def write_reference(folder: Path, likely: str = "") -> tuple[GPT2LMHeadModel, GPT2Tokenizer]:
-    """Save a small model and GPT-2's tokenizer. The tokens of `likely` are likelier than others everywhere."""
+    """Save a small model and GPT-2's tokenizer; tokens of `likely` are likelier everywhere."""
     files = vocabulary_files()
     shutil.copyfile(files.encoder_json, folder / "vocab.json")
     shutil.copyfile(files.vocab_bpe, folder / "merges.txt")

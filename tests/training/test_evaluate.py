@@ -1,4 +1,4 @@
-"""Loss and perplexity equal a simple sum over windows; the validation of a training does not change it."""
+"""Loss and perplexity equal a simple sum over windows; validation does not change a training."""
 
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ from training.step import train_step, validate
 
 
 def plain_loss(model: GPT2, tokens: np.ndarray) -> float:
-    """The mean loss over windows of seq_len that do not overlap; every token but the first is predicted once."""
+    """The mean loss over windows that do not overlap; every token but the first counts once."""
     total, stream = torch.zeros((), dtype=torch.float64), torch.from_numpy(tokens.astype(np.int64))
     for begin in range(0, len(tokens) - 1, model.settings.seq_len):
         window = stream[begin : begin + model.settings.seq_len + 1]
@@ -111,7 +111,7 @@ def test_validation_scores_the_samples_asked_for_however_they_are_batched(tmp_pa
 
 @pytest.fixture
 def trained(once: Once) -> Path:
-    """The folder of a run on 40 documents of bytes with the split 80,10,10, and of its merged model."""
+    """The folder of a run on 40 documents with the split 80,10,10, and of its merged model."""
 
     def build(folder: Path) -> None:
         train = {"iterations": 1, "split": "80,10,10", "keep_best": True}

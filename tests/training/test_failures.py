@@ -1,4 +1,4 @@
-"""If one process of a job fails alone, its error is printed with its rank, and the others do not wait for it."""
+"""If one process of a job fails, its error is printed with its rank, and the others leave."""
 
 import signal
 from pathlib import Path

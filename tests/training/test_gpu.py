@@ -1,4 +1,4 @@
-"""The same run on a GPU in its main variants: learns what a CPU learns, resumes, is sharded over NCCL, read on a CPU.
+"""A run on a GPU in its main variants: learns as on a CPU, resumes, is sharded, read on a CPU.
 
 `python -m benchmarks.gpu` checks every combination.
 """

@@ -1,4 +1,4 @@
-"""A signal that comes while a training starts ends it at once, without a traceback; it is to be started again."""
+"""A signal that comes while a training starts ends it at once, without a traceback."""
 
 import os
 import signal

@@ -17,7 +17,7 @@ TERMS = logit_terms(SMALL)
 
 
 def same_models(positions: float = 1.0) -> tuple[GPT2, GPT2LMHeadModel]:
-    """Our model and transformers' with the same random weights; those of the positions multiplied by `positions`."""
+    """Our model and transformers' with the same weights; positions multiplied by `positions`."""
     sizes = {"n_positions": SMALL.seq_len, **SMALL.model_dump(include={"vocab_size", "n_embd", "n_layer", "n_head"})}
     theirs = random_gpt2(embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, bos_token_id=0, eos_token_id=0, **sizes)
     theirs.transformer.wpe.weight.data.mul_(positions)

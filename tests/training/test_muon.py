@@ -1,4 +1,6 @@
-"""Muon: its steps, which parameters it has, and runs that begin or resume with it. Layouts are in test_parity.py."""
+"""Muon: its steps, which parameters it has, and runs that begin or resume with it. Layouts are in
+test_parity.py.
+"""
 
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +27,7 @@ from training import checkpoint
 from training.checkpoint import Progress
 from training.model import GPT2
 from training.muon import Muon, orthogonal
-from training.optimizer import make_optimizer, take_step
+from training.optimizer import make_optimizer
 from training.planning.run import make_plan
 from training.step import train_step
 from training.train import main
@@ -84,7 +86,7 @@ def test_muon_has_the_matrices_of_the_layers_and_adamw_its_own_rate_for_the_rest
     for parameter in named.values():
         parameter.grad = torch.ones_like(parameter)
     before = {name: parameter.detach().clone() for name, parameter in named.items()}
-    take_step(optimizer, 0.05, torch.ones(()))
+    optimizer.step(0.05, torch.ones(()))
     states = {name: {*optimizer.state[parameter]} for name, parameter in named.items()}
     matrices = {name for name in named if name.startswith("h.") and named[name].dim() == 2}
     assert {name for name, state in states.items() if "exp_avg_sq" not in state} == matrices

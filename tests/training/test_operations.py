@@ -22,7 +22,9 @@ DAY = 86400.0
 
 @pytest.fixture
 def used(monkeypatch: Patch) -> list[str]:
-    """A GPU of which only the name is known, where a table gives the times; attention's kernels as they are used."""
+    """A GPU of which only the name is known, where a table gives the times; attention's kernels as
+    they are used.
+    """
     names: list[str] = []
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "GPU")
     monkeypatch.setattr(operations, "precision_type", lambda *_: torch.bfloat16)
@@ -44,7 +46,9 @@ def choose(
     parallel: dict[str, Any] | None = None,
     **train: Any,
 ) -> dict[str, Any]:
-    """Start a run that takes `seconds`; returns what it records, and the kernels that it selects."""
+    """Start a run that takes `seconds`; returns what it records, and the kernels that it
+    selects.
+    """
     config = make_run(folder / "run", train=train, model={"dropout": 0.0, **(model or {})}, parallel=parallel or {})
     experiment = make_plan(settings_of(config), "tiny").experiment
     operations.choose_operations(experiment, GPU, folder, seconds)

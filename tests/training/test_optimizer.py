@@ -87,7 +87,9 @@ def test_parameters_that_no_decay_names_do_not_decay_by_default_those_of_one_dim
 def test_two_steps_equal_the_papers_with_the_configured_betas_eps_and_decay(
     kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loshchilov and Hutter 2019, algorithm 2; eps is large so that it shows. Also by our kernel's arithmetic."""
+    """Loshchilov and Hutter 2019, algorithm 2; eps is large so that it shows. Also by our kernel's
+    arithmetic.
+    """
     monkeypatch.setattr("training.optimizer.library.selected", lambda *_: kernel)
     monkeypatch.setattr("training.optimizer.adamw_", reference_adamw_)
     train = TrainSettings(iterations=1, lr=0.1, betas=(0.5, 0.75), eps=0.3, weight_decay=0.2)
@@ -96,7 +98,7 @@ def test_two_steps_equal_the_papers_with_the_configured_betas_eps_and_decay(
     expected, moments = {0.2: 3.0, 0.0: 3.0}, [0.0, 0.0]
     for step, gradient in enumerate((2.0, -1.0), start=1):
         matrix.grad, bias.grad = torch.full_like(matrix, gradient), torch.full_like(bias, gradient)
-        optimizer.step()
+        optimizer.step(0.1, torch.ones(()))
         moments = [0.5 * moments[0] + 0.5 * gradient, 0.75 * moments[1] + 0.25 * gradient**2]
         update = (moments[0] / (1 - 0.5**step)) / (math.sqrt(moments[1] / (1 - 0.75**step)) + 0.3)
         expected = {decay: value * (1 - 0.1 * decay) - 0.1 * update for decay, value in expected.items()}

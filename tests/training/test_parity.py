@@ -1,4 +1,4 @@
-"""The table of layouts: each trains, saves, resumes another's checkpoint and is converted as the single process."""
+"""The table of layouts: each trains, saves, resumes another's checkpoint and is converted."""
 
 import math
 from functools import partial
@@ -57,7 +57,7 @@ def tolerance(layout: Layout) -> dict[str, float]:
 
 @CELLS
 def test_a_layout_equals_the_single_process(layout: Layout, once: Once) -> None:
-    """Before and after it resumed the checkpoint of the layout before it; each rank holds only its shard."""
+    """Also after it resumed the previous layout's checkpoint; each rank holds only its shard."""
     run, start = runs_of(layout, once)
     (alone,), allowed = parity.ranks_of(start / "single"), tolerance(layout)
     if (run / "alone").exists():  # of the last layout

@@ -1,4 +1,6 @@
-"""`python -m training.plan`: what it prints and writes, what it takes from the configuration, its one-line errors."""
+"""`python -m training.plan`: what it prints and writes, what it takes from the configuration, its
+one-line errors.
+"""
 
 from pathlib import Path
 from typing import Any

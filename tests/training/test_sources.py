@@ -1,4 +1,4 @@
-"""A text that stands in the training data is given its document, its URL and the iteration that read it first."""
+"""A text from the training data is given its document, its URL and its first iteration."""
 
 import re
 import shutil
@@ -55,8 +55,9 @@ def first_read(trace: Trace, document: int, first: int, last: int) -> int | None
 
 @pytest.fixture
 def text(trace: Trace, monkeypatch: Patch) -> str:
-    """What the model writes from now on: 12 tokens that iteration 5 was the first to read, and 12 that only a
-    validation document has."""
+    """What the model writes now: 12 tokens that iteration 5 was the first to read, and 12 that a
+    validation document alone has.
+    """
     corpus, part = trace.samples[0].corpus, trace.samples[0].part
     trained = trace.tokenizer.decode(corpus.tokens[: corpus.starts[part.stop]].tolist())
     places = [(piece.document.number, piece.span.first) for piece in trace.step(5) if piece.span.tokens >= SIZE]

@@ -1,4 +1,6 @@
-"""A trial on CPUs, alone and with two processes: its figures, and what it leaves behind when it fails."""
+"""A trial on CPUs, alone and with two processes: its figures, and what it leaves behind when it
+fails.
+"""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ def test_urls_of_earlier_runs_are_known_in_any_spelling(tmp_path: Path) -> None:
     listed = "https://www.example.org/b#x\nhttp://example.org/c\n" * 2 + "http://x.example/a.jpg"
     (tmp_path / "list.txt").write_text(listed)
     rejects, known = tmp_path / "rejects.jsonl", [tmp_path / "old.txt"]
-    stats = blacklist([tmp_path / "list.txt"], [tmp_path / "out.txt"], BlacklistSettings(), rejects, known=known)
+    stats = blacklist([tmp_path / "list.txt"], [tmp_path / "out.txt"], BlacklistSettings(), known, rejects=rejects)
     assert (tmp_path / "out.txt").read_text() == "http://example.org/c\n"
     reasons = [orjson.loads(line)["reason"] for line in read_lines(rejects)]
     assert reasons == ["known", "known", "duplicate", "extension"]

@@ -43,6 +43,13 @@ def test_the_whole_dag_is_planned_with_each_shard_and_all_that_wait_for_all_shar
     assert order == ["dedup", "dedup", "train_tokenizer", "tokenize", "tokenize", "merge_index"]
 
 
+@pytest.mark.parametrize(("key", "jobs"), [("shards=17", 3), ("dedup={jobs: 2}", 2)])
+def test_dedup_plans_one_job_per_8_shards_up_to_its_limit(folder: Path, key: str, jobs: int) -> None:
+    rules, _ = planned(folder, "corpus", "--config", "shards=17", key)
+    for phase in ("bands", "verify"):
+        assert {name for name in rules if phase in name} == {f"dedup_{phase}_{job}" for job in range(jobs)}
+
+
 def test_every_target_and_every_optional_step_is_planned(folder: Path) -> None:
     write_corpus(folder / "books", byte_documents(3))
     (folder / "texts").mkdir()

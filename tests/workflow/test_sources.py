@@ -24,7 +24,7 @@ def test_existing_text_becomes_tokens_whatever_the_names_of_run_and_inputs(tmp_p
     (tmp_path / "set [z] $t.txt").write_text(ITEM)
     names = {"sources": [{"path": texts.name}], "decontaminate": {"files": ["set [z] $t.txt"]}}
     names |= {"repeats": {"units": ["lines", "paragraphs"]}}
-    configure(tmp_path, run=run, shards=1, urls=[], site=None, dedup={"jobs": 2}, **names)
+    configure(tmp_path, run=run, shards=1, urls=[], site=None, **names)
     before = {path.name for path in tmp_path.iterdir()}
     finish(DATASET, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == before | {".snakemake", ODD}, "nothing beside it"

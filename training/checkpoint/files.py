@@ -1,13 +1,15 @@
-"""safetensors files: written tensor by tensor, hashed while they are written, and read as byte ranges.
+"""safetensors files: written tensor by tensor, hashed during the write, and read as byte ranges.
 
     bytes  content
     8      N, little-endian
     N      JSON, padded with spaces so that the tensors begin at a multiple of 8:
-           {"__metadata__": {"format": "pt"}, "wpe": {"dtype": "F16", "shape": [8, 3], "data_offsets": [0, 48]}, …}
-    rest   the tensors, contiguous, little-endian, one after the other; offsets count from the first of them
+           {"__metadata__": {"format": "pt"},
+            "wpe": {"dtype": "F16", "shape": [8, 3], "data_offsets": [0, 48]}, …}
+    rest   the tensors, contiguous, little-endian; offsets count from the first one's start
 
-The library checks a header. Its `save_file` needs all tensors in memory; here only their shapes are needed to begin.
-It reads through a memory map, whose pages count as memory of the process; here `readinto` fills the target.
+The library checks a header. Its `save_file` needs all tensors in memory; this writer needs only
+their shapes at the start. The library reads through a memory map, whose pages count as memory of
+the process; this reader fills the target with `readinto`.
 Source: https://huggingface.co/docs/safetensors
 """
 
@@ -17,7 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import orjson
 import torch
@@ -26,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from common.errors import CheckpointError
+from training.region import Region
 
 DTYPES = {
     "F64": torch.float64,
@@ -41,27 +44,27 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Types by their names in a file's header; others are refused."""
+"""Types by their names in a file's header; all others are refused."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 THREADS = 4
-"""Files that a rank writes, reads or hashes concurrently: at most one GPU's share of a node's cores."""
+"""Files that a rank writes, reads or hashes at once: at most one GPU's share of a node's cores."""
 _READ = 16 << 20  # bytes per read
-_CHUNK = 1 << 20  # bytes per write: fits a core's cache; 8 MB chunks were written at half of the speed
-_WRITE_BACK = 8 << 20  # bytes between requests to the kernel to write to disk, so that little is left for fsync
+_CHUNK = 1 << 20  # bytes per write: fits a core's cache; writes of 8 MB had half of the speed
+_WRITE_BACK = 8 << 20  # bytes between requests to the kernel to write to disk: little is left for fsync
 
 Described = tuple[torch.dtype, tuple[int, ...]]
 """Type and shape of a tensor."""
 
 
 class HashedFile:
-    """A new file that is hashed while it is written, and fsynced when it is closed."""
+    """A new file that is hashed during the write and fsynced when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.size = path, 0
         self._hash = xxhash.xxh3_128()
         self._file: IO[bytes] = path.open("xb")
         self._flushed = 0  # bytes that the kernel was asked to write to disk
-        self._failure: OSError | None = None
+        self._failure: OSError | None = None  # raised again at the end: torch.save turns it into a RuntimeError
 
     def __enter__(self) -> "HashedFile":
         return self
@@ -74,7 +77,7 @@ class HashedFile:
             self._file.close()
         except OSError as error:
             self._failure = self._failure or error
-        if self._failure is not None:  # torch.save raises a RuntimeError instead
+        if self._failure is not None:
             raise OSError(self._failure.errno, self._failure.strerror, str(self.path)) from None
 
     def entry(self) -> dict[str, Any]:
@@ -82,7 +85,7 @@ class HashedFile:
         return {"size": self.size, "xxh3": self._hash.hexdigest()}
 
     def write(self, data: Any) -> int:
-        """Append bytes; returns their number."""
+        """Append bytes; returns how many."""
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), _CHUNK):
@@ -91,16 +94,14 @@ class HashedFile:
                 self._hash.update(chunk)
                 self.size += len(chunk)
                 if self.size - self._flushed >= _WRITE_BACK:
-                    self._start_write_back()
+                    if hasattr(os, "posix_fadvise"):  # pages that are not on the disk yet stay in memory
+                        length = self.size - self._flushed
+                        os.posix_fadvise(self._file.fileno(), self._flushed, length, os.POSIX_FADV_DONTNEED)
+                    self._flushed = self.size
         except OSError as error:
             self._failure = error
             raise
         return len(view)
-
-    def _start_write_back(self) -> None:
-        if hasattr(os, "posix_fadvise"):  # pages that are not on the disk yet stay in memory
-            os.posix_fadvise(self._file.fileno(), self._flushed, self.size - self._flushed, os.POSIX_FADV_DONTNEED)
-        self._flushed = self.size
 
     def flush(self) -> None:
         """Do nothing; torch.save requires the method."""
@@ -112,10 +113,10 @@ def write_file(
     tensors: Iterable[Tensor],
     progress: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any]:
-    """Write `tensors`, which come in the order of `described`, as they are needed; returns `{"size": …, "xxh3": …}`.
+    """Write `tensors` in the order of `described`, one at a time; returns `{"size": …, "xxh3": …}`.
 
-    `progress` is called with the number of bytes after each tensor. Raises OSError naming the file if it cannot be
-    written.
+    `progress` is called with the number of bytes after each tensor. Raises OSError naming the file
+    if it cannot be written.
     """
     with HashedFile(path) as file:
         file.write(_header(described))
@@ -141,7 +142,7 @@ def _header(described: Mapping[str, Described]) -> bytes:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's bytes in a file: those of a safetensors file, of a zip-format .pt or of a .distcp record."""
+    """A tensor's bytes in a file: a safetensors file, a zip-format .pt or a .distcp record."""
 
     path: Path
     offset: int
@@ -154,22 +155,26 @@ class StoredTensor:
     """Called before each read; raises CheckpointError if the file is damaged."""
 
     def __post_init__(self) -> None:
-        # the step of a dimension of size 1 means nothing
-        contiguous = [math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
+        contiguous = (math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape)))
         if self.stride is not None and all(
-            size == 1 or step == wanted for size, step, wanted in zip(self.shape, self.stride, contiguous, strict=True)
+            size == 1 or step == wanted  # the step of a dimension of size 1 means nothing
+            for size, step, wanted in zip(self.shape, self.stride, contiguous, strict=True)
         ):
             object.__setattr__(self, "stride", None)
 
     def read(self) -> Tensor:
-        """A new contiguous tensor. Raises OSError naming the file if that ends early or cannot be read."""
-        if self.stride is None or math.prod(self.shape) == 0:
-            return self._read_span(math.prod(self.shape)).view(self.shape)
-        span = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        return self._read_span(span).as_strided(self.shape, self.stride).contiguous()
+        """A new contiguous tensor. Raises OSError naming a file that is unreadable or too short."""
+        count = math.prod(self.shape)
+        if self.stride is not None and count:
+            count = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        flat = torch.empty(count, dtype=self.dtype)
+        self._read_bytes(flat)
+        if self.stride is None or not count:
+            return flat.view(self.shape)
+        return flat.as_strided(self.shape, self.stride).contiguous()
 
     def read_into(self, target: Tensor) -> None:
-        """Read into a tensor of the same shape, without a copy if it is contiguous, on the CPU and of this type."""
+        """Fill a tensor of this shape; no copy if it is contiguous, on the CPU and of this type."""
         if self.stride is None and (target.dtype, target.device.type) == (self.dtype, "cpu") and target.is_contiguous():
             self._read_bytes(target)
         else:
@@ -177,21 +182,14 @@ class StoredTensor:
 
     def rows(self, first: int, last: int) -> "StoredTensor":
         """The rows from `first` to before `last` (of dimension 0)."""
-        start = self.offset + first * self._row_stride() * self.dtype.itemsize
+        step = self.stride[0] if self.stride is not None else math.prod(self.shape[1:])
+        start = self.offset + first * step * self.dtype.itemsize
         return replace(self, offset=start, shape=(last - first, *self.shape[1:]))
 
     def __getitem__(self, row: int) -> "StoredTensor":
         """One row, without the first dimension: a layer of a stacked tensor."""
-        start = self.offset + row * self._row_stride() * self.dtype.itemsize
-        return replace(self, offset=start, shape=self.shape[1:], stride=self.stride and self.stride[1:])
-
-    def _row_stride(self) -> int:
-        return self.stride[0] if self.stride is not None else math.prod(self.shape[1:])
-
-    def _read_span(self, count: int) -> Tensor:
-        tensor = torch.empty(count, dtype=self.dtype)
-        self._read_bytes(tensor)
-        return tensor
+        one = self.rows(row, row + 1)
+        return replace(one, shape=one.shape[1:], stride=one.stride and one.stride[1:])
 
     def _read_bytes(self, tensor: Tensor) -> None:
         if self.check is not None:
@@ -205,10 +203,36 @@ class StoredTensor:
                     raise OSError(errno.EIO, "ends early", str(self.path))
 
 
-def read_file(path: Path, check: Callable[[], None] | None = None) -> dict[str, StoredTensor]:
-    """The tensors in a file; reads the header only. `check` is called before each read of a tensor.
+class Block(NamedTuple):
+    """A part of a tensor in a file."""
 
-    Raises CheckpointError if the file is no safetensors file, is cut off, or has an unknown type.
+    offset: tuple[int, ...]
+    """Of the part in the tensor."""
+    tensor: StoredTensor
+
+    @property
+    def region(self) -> Region:
+        """The part of the tensor."""
+        return Region(self.offset, self.tensor.shape)
+
+    def copy_to(self, target: Tensor, region: Region) -> None:
+        """Read what the block has of a region of the tensor into `target`, which holds that region.
+
+        Reads whole rows of the block and cuts columns in memory.
+        """
+        shared = self.region.intersection(region)
+        inside, part = shared.within(self.region).slices, target[shared.within(region).slices]
+        rows = self.tensor.rows(inside[0].start, inside[0].stop) if inside else self.tensor
+        if rows.shape == part.shape:
+            rows.read_into(part)
+        else:
+            part.copy_(rows.read()[(slice(None), *inside[1:])])
+
+
+def read_file(path: Path, check: Callable[[], None] | None = None) -> dict[str, StoredTensor]:
+    """The tensors in a file; reads only the header. `check` is called before each read of a tensor.
+
+    Raises CheckpointError if it is not a safetensors file, is cut off, or has an unknown type.
     """
     try:
         with safe_open(path, framework="pt"):

@@ -1,4 +1,4 @@
-"""Find a checkpoint that can be used, check that it fits the run that resumes from it, and remove one."""
+"""Finds a usable checkpoint, checks that it fits the run that resumes from it, and removes one."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from common.settings import Experiment
 from training.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify
 from training.dataset.blend import Blend
 from training.model_folder import checkpoint_folders, is_checkpoint_name
-from training.parallel.collectives import all_gather
+from training.parallel.collectives import all_gather, run_on_all_ranks
 
 # files that a save writes; a folder with any other is never removed
 _OWN = re.compile(r"rank_\d+_\d+\.safetensors|(tensors|manifest)\.json(\.tmp)?")
@@ -25,21 +25,20 @@ def find_damage(folder: Path, group: Any = None, *, content: bool = True) -> Che
 
     A collective call: the ranks share the reading, and all get the same answer.
     """
-    error: CheckpointError | None = None
+    share = slice(dist.get_rank(group), None, dist.get_world_size(group)) if dist.is_initialized() else slice(None)
     try:
-        share = slice(dist.get_rank(group), None, dist.get_world_size(group)) if dist.is_initialized() else slice(None)
-        verify(read_manifest(folder), share, content=content)
-    except CheckpointError as found:
-        error = found
-    return next((found for found in all_gather(error, group) if found is not None), None)
+        run_on_all_ranks(lambda: verify(read_manifest(folder), share, content=content), group)
+    except CheckpointError as error:
+        return error
+    return None
 
 
 def newest(model_folder: Path) -> Manifest | None:
     """The newest undamaged checkpoint in a model folder; None if it has no checkpoints.
 
-    A collective call: the ranks share the reading, and all get the same answer. Prints a warning for each checkpoint
-    that is skipped. Raises CheckpointError if all checkpoints are unusable, or if the newest was written by another
-    version: a run that started from less would overwrite them.
+    A collective call: the ranks share the reading, and all get the same answer. Warns of each
+    skipped checkpoint. Raises CheckpointError if all checkpoints are unusable, or the newest one
+    was written by another version: a run that started from an older one would overwrite it.
     """
     problems: list[str] = []
     # rank 0's list: a network file system may show other ranks another state
@@ -63,7 +62,7 @@ def newest(model_folder: Path) -> Manifest | None:
 
 
 def resolve(path: Path) -> Manifest:
-    """The checkpoint in `path`: a checkpoint folder, or a model folder, whose newest undamaged checkpoint is used.
+    """The checkpoint in a checkpoint folder, or the newest undamaged one in a model folder.
 
     Raises CheckpointError for anything else, Megatron's `mp_rank_*` folders included.
     """
@@ -77,17 +76,14 @@ def resolve(path: Path) -> Manifest:
         manifest = read_manifest(path)
         verify(manifest)
         return manifest
-    found = newest(path)
-    if found is None:
+    latest = newest(path)
+    if latest is None:
         raise CheckpointError(f"{path}: no checkpoint here (a model folder holds iter_0000100 or the like)")
-    return found
+    return latest
 
 
 def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: Blend) -> None:
-    """Check that a checkpoint can be resumed with the settings of the model `name` and its training data.
-
-    Raises CheckpointError if the checkpoint belongs to another model or another order of data.
-    """
+    """Raise CheckpointError if a checkpoint is of another model or another order of the data."""
     prefixes = " and ".join(str(part.corpus.prefix) for part in data.parts)
     if manifest.data != data.identity:
         blended = " (or with other weights)" if len(data.parts) > 1 else ""
@@ -104,13 +100,13 @@ def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: B
     # dropout, layout, batch size, learning rate and length may change during a run
     fixed = [("model", key) for key in ("n_layer", "n_head", "n_embd", "seq_len", "vocab_size")]
     for section, key in (*fixed, ("train", "seed"), ("train", "split")):
-        saved, wanted = (getattr(getattr(settings, section), key) for settings in (manifest.experiment, experiment))
+        saved, wanted = (getattr(getattr(settings, section), key) for settings in (manifest, experiment))
         if saved != wanted:
             raise CheckpointError(
                 f"{manifest.path}: models.{name}.{section}.{key} is {wanted} in the configuration, but the "
                 f"checkpoint has {saved}; set it back, or train under another name"
             )
-    before, now = manifest.experiment.train.optimizer, experiment.train.optimizer
+    before, now = manifest.train.optimizer, experiment.train.optimizer
     if before != now and not (now == "muon" and experiment.train.allow_optimizer_change):
         raise CheckpointError(
             f"{manifest.path}: models.{name}.train.optimizer is {now}, but the checkpoint has the moments of {before}; "
@@ -119,7 +115,7 @@ def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: B
 
 
 def remove(folder: Path) -> None:
-    """Rename a checkpoint, then delete it, so that a kill in between leaves no folder with a checkpoint's name."""
+    """Rename a checkpoint, then delete it: a kill in between leaves no folder with its name."""
     if foreign := first_foreign_file(folder, _OWN.fullmatch):
         warn(f"{folder}: not removed: {foreign.name} in it does not belong to a checkpoint")
         return
@@ -131,7 +127,7 @@ def remove(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove an unfinished or renamed checkpoint if it exists; warn if it holds a file that no save wrote."""
+    """Remove an unfinished or renamed checkpoint; warns if it holds a file that no save wrote."""
     try:
         remove_own(folder, _OWN.fullmatch)
     except (InputError, OSError) as error:

@@ -1,7 +1,10 @@
-"""A checkpoint's manifest.json, written last: progress, settings, identity of the data, and the hash of every file.
+"""manifest.json, written last: progress, settings, identity of the data, and a hash per file.
 
-A vocabulary other than the packaged one is copied to MODEL_FOLDER/tokenizer, so that a model folder can be moved: the
-manifest names the copies relative to it.
+A vocabulary other than the packaged one is copied to MODEL_FOLDER/tokenizer. The manifest names the
+copies relative to the model folder, which can therefore be moved.
+
+`given` names the settings that differ from their default. As in settings.yaml, a later version of
+the toolkit ignores other settings that it lacks.
 """
 
 import math
@@ -12,17 +15,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.config import of_this_version
 from common.errors import CheckpointError, CheckpointVersionError, InputError
-from common.files import atomic_path, digest, read_json
-from common.settings import Experiment, ModelSettings, ParallelSettings, TokenizeSettings, TrainSettings
+from common.files import atomic_path, digest, read_json, write_json
+from common.settings import Experiment, ModelSettings, ParallelSettings, TokenizeSettings, TrainSettings, names
 from training.checkpoint.files import THREADS
 from training.checkpoint.replicas import Replicas
 from training.model_folder import is_end
 
 MANIFEST = "manifest.json"
 FORMAT = 2
+_SETTINGS = {"model", "parallel", "train", "tokenize"}
 _VOCABULARY = {"encoder_json": "tokenizer/encoder.json", "vocab_bpe": "tokenizer/vocab.bpe"}
 
 
@@ -39,14 +44,14 @@ class Progress:
     journal: Mapping[str, Any] = field(default_factory=dict)
     """State of the metrics logger: figures not reported yet."""
     best: Mapping[str, Any] = field(default_factory=dict)
-    """The lowest validation `loss`, its `iteration`, and the validation runs `since`; the steps `taken` before the last
-    validation run. Empty before the first."""
+    """The lowest validation `loss`, its `iteration`, the validation runs `since`, and the steps
+    `taken` before the last validation run. Empty before the first."""
 
     def with_loss(self, loss: float, taken: int) -> "Progress":
-        """After a validation run with this loss, after `taken` optimiser steps. NaN is no improvement.
+        """The progress after a validation run with this loss; NaN is no improvement.
 
-        If every step since the last validation run was skipped, as float16's first ones are, the model is still the
-        one of that run: this one does not count.
+        `taken` counts optimiser steps. If all steps since the last validation run were skipped, as
+        float16's first ones are, the model has not changed: the run does not count.
         """
         if taken == self.best.get("taken"):
             return self
@@ -56,16 +61,16 @@ class Progress:
 
     def end(self, train: TrainSettings) -> str:
         """Why the run ends here, or "" if it continues."""
-        at, since = f"iteration {self.iteration} of {train.iterations}", self.best.get("since", 0)
+        since, at = self.best.get("since", 0), f"iteration {self.iteration} of {train.iterations}"
         if not is_end(train, self.iteration, since):
             return ""
-        lowest = self.best.get("loss", math.inf)
-        early = f"{at}: no validation loss below {lowest:.4f} in {since} runs"
-        return early if self.iteration < train.iterations else at
+        if self.iteration >= train.iterations:
+            return at
+        return f"{at}: no validation loss below {self.best.get('loss', math.inf):.4f} in {since} runs"
 
 
 class Manifest(BaseModel):
-    """The content of a manifest.json."""
+    """The content of manifest.json."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
@@ -78,7 +83,7 @@ class Manifest(BaseModel):
     journal: dict[str, Any]
     best: dict[str, Any] = {}
     padded_vocab_size: int
-    """Rows that the run's layout had; the checkpoint has `model.vocab_size`."""
+    """Rows in the run's layout; the checkpoint has `model.vocab_size`."""
     model: ModelSettings
     parallel: ParallelSettings
     train: TrainSettings
@@ -107,7 +112,7 @@ class Manifest(BaseModel):
 
 
 def copy_vocabulary(model_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
-    """Copy the vocabulary files to a model folder, unless they are there; returns settings with the relative paths."""
+    """Copy missing vocabulary files to a model folder; returns settings with the relative paths."""
     copies: dict[str, Path] = {}
     for key, name in _VOCABULARY.items():
         original, copy = getattr(tokenize, key), model_folder / name
@@ -119,16 +124,17 @@ def copy_vocabulary(model_folder: Path, tokenize: TokenizeSettings) -> TokenizeS
     return tokenize.model_copy(update=copies)
 
 
-def _resolve_vocabulary(model_folder: Path, tokenize: TokenizeSettings) -> TokenizeSettings:
-    """The settings with the copies' paths relative to the working directory."""
-    copies = {key: model_folder / name for key, name in _VOCABULARY.items() if getattr(tokenize, key) == Path(name)}
-    return tokenize.model_copy(update=copies)
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a checkpoint whose other files are complete."""
+    given = [*names(manifest.model_dump(mode="json", include=_SETTINGS, exclude_defaults=True))]
+    write_json(folder / MANIFEST, {**manifest.model_dump(mode="json"), "given": given})
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of one checkpoint.
+    """The manifest of a checkpoint, with vocabulary paths relative to the working directory.
 
-    Raises CheckpointError if it is missing or damaged, CheckpointVersionError if this version must not read it.
+    Raises CheckpointError if it is missing or damaged, CheckpointVersionError if it is of a version
+    that this one cannot resume.
     """
     path = folder / MANIFEST
     try:
@@ -141,17 +147,27 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointVersionError(
             f"{path}: format {raw['format']}, this version of the toolkit reads {FORMAT}; use the one that wrote it"
         )
+    given = raw.get("given")
     try:
-        found = Manifest.model_validate(raw | {"path": folder})
-    except ValueError as error:
-        raise CheckpointError(f"{path}: damaged ({' '.join(str(error).split())})") from None
-    return found.model_copy(update={"tokenize": _resolve_vocabulary(folder.parent, found.tokenize)})
+        raw = of_this_version(raw | {"path": folder}, given if isinstance(given, list) else None, Manifest)
+        manifest = Manifest.model_validate(raw)
+    except ValidationError as errors:
+        error = errors.errors()[0]
+        if error["type"] == "extra_forbidden":
+            raise CheckpointVersionError(
+                f"{path}: {'.'.join(map(str, error['loc']))} is set, which this version of the toolkit does not know; "
+                "use the one that wrote it"
+            ) from None
+        raise CheckpointError(f"{path}: damaged ({' '.join(str(errors).split())})") from None
+    settings = manifest.tokenize
+    copies = {key: folder.parent / name for key, name in _VOCABULARY.items() if getattr(settings, key) == Path(name)}
+    return manifest.model_copy(update={"tokenize": settings.model_copy(update=copies)})
 
 
 def verify(manifest: Manifest, share: slice = slice(None), *, content: bool = True) -> None:
-    """Compare a checkpoint's files, or a share of them, with its manifest.
+    """Compare a share of a checkpoint's files with its manifest; without `content` only sizes.
 
-    Without `content` only sizes are compared. Raises CheckpointError for the first file that differs.
+    Raises CheckpointError for the first file that differs.
     """
 
     def check(name: str) -> None:

@@ -1,35 +1,35 @@
-"""The tensors of a checkpoint as the parts that its ranks hold, written, and read in any layout.
+"""The tensors of a checkpoint, written as the parts that the ranks hold, and read in any layout.
 
-They are `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` (not of Muon's matrices) and `step`. There is no random state
-to save: dropout and data order are pure functions of the seed and the position in the run.
+They are `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` (not of Muon's matrices) and `step`. There
+is no random state to save: dropout and data order are pure functions of the seed and the position
+in the run.
 
-tensors.json says of each tensor its shape and its parts: rectangles that tile it, each a tensor of the same name in a
-safetensors file. A part that several ranks hold is written by one of them.
+tensors.json has the shape and the parts of each tensor. The parts are rectangles that tile it; each
+is a tensor of the same name in a safetensors file. One of the ranks that hold a part writes it.
 
     {"model.wpe.weight": {"shape": [1024, 768], "parts": [
         {"file": "rank_0_0.safetensors", "offset": [0, 0], "shape": [512, 768]}, …]}, …}
 
-A checkpoint has the true vocabulary rows only: padding belongs to a layout, and is zero after a load.
+A checkpoint has the true vocabulary rows only: padding belongs to a layout, and loads as zeros.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from pydantic import BaseModel, NonNegativeInt, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from common.errors import CheckpointError
 from common.files import digest, write_json
-from training.checkpoint.files import THREADS, StoredTensor, read_file, write_file
+from training.checkpoint.files import THREADS, Block, read_file, write_file
 from training.checkpoint.manifest import Manifest
 from training.parallel.collectives import all_gather, run_on_all_ranks
-from training.parallel.dtensor import local_shard, shard_bounds, true_shape
+from training.parallel.dtensor import local_shard, shard_region, true_shape
+from training.region import Region
 from training.tensors import Sizes, all_names, leaf_of
 
 TENSORS = "tensors.json"
@@ -37,22 +37,8 @@ _MIN_FILE = 64 << 20  # bytes: a rank starts a second file only above this
 _MAX_FILES = 16  # per rank, unless single tensors are larger than a sixteenth of the rank's total
 
 
-class Shard(NamedTuple):
-    """A rectangle of a tensor: what a rank holds of it, without vocabulary padding; it may be empty."""
-
-    whole: tuple[int, ...]
-    """The tensor's shape in a checkpoint."""
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-
-class StoredPart(BaseModel):
-    """A shard in a file."""
+class Part(BaseModel):
+    """A part of a tensor, in tensors.json."""
 
     file: str
     offset: tuple[NonNegativeInt, ...]
@@ -63,14 +49,18 @@ class Entry(BaseModel):
     """A tensor in tensors.json."""
 
     shape: tuple[NonNegativeInt, ...]
-    parts: list[StoredPart]
+    parts: list[Part]
 
 
-_INDEX = TypeAdapter(dict[str, Entry])
+Index = dict[str, Entry]
+"""The content of tensors.json."""
+_INDEX = TypeAdapter(Index)
+Files = Mapping[str, Mapping[str, Region]]
+"""The shards in each of a rank's files, by key."""
 
 
 def state_tensors(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The parameters and optimiser state by their names in a checkpoint, vocabulary padding included.
+    """The parameters and optimiser state by their names in a checkpoint, with vocabulary padding.
 
     All alias live memory.
     """
@@ -82,90 +72,82 @@ def state_tensors(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim
     return tensors
 
 
-def held_shards(tensors: Mapping[str, Tensor], vocab_size: int) -> tuple[dict[str, Shard], dict[str, Tensor]]:
-    """What this rank holds of each tensor of a checkpoint: which part of it, and its values, which alias the tensor."""
+def held_shards(tensors: Mapping[str, Tensor], vocab_size: int) -> tuple[dict[str, Region], dict[str, Tensor]]:
+    """This rank's region of each tensor, without padding, and the values there, which alias it."""
     shards, values = {}, {}
     for key, tensor in tensors.items():
-        whole = tuple(true_shape(key.partition(".")[2], tensor, vocab_size))
-        shape, offset = shard_bounds(tensor)
-        values[key] = local_shard(tensor.detach())
-        if whole != tuple(tensor.shape):
-            shape = (max(0, min(shape[0], whole[0] - offset[0])), *shape[1:])
-            values[key] = values[key][: shape[0]]
-        shards[key] = Shard(whole, offset, shape)
+        shards[key] = shard_region(tensor).intersection(Region.whole(_shape(key, tensor, vocab_size)))
+        values[key] = local_shard(tensor.detach())[Region.whole(shards[key].shape).slices]
     return shards, values
 
 
-def choose_shards(shards: Mapping[str, Shard], group: Any = None) -> dict[str, Shard]:
-    """Choose the shards that this rank writes; all ranks write about as many bytes (a collective call)."""
-    holders: dict[tuple[str, Shard], list[int]] = {}
-    for rank, held in enumerate(all_gather({key: shard for key, shard in shards.items() if shard.size}, group)):
-        for item in held.items():
+def _shape(key: str, tensor: Tensor, vocab_size: int) -> torch.Size:
+    """The shape of a tensor in a checkpoint."""
+    return true_shape(key.partition(".")[2], tensor, vocab_size)
+
+
+def plan_files(shards: Mapping[str, Region], group: Any = None) -> list[Files]:
+    """The files of each rank and their shards, equal on all ranks (a collective call).
+
+    A shard that several ranks hold is written by one of them; all ranks write about as many bytes.
+    """
+    holders: dict[tuple[str, Region], list[int]] = {}
+    held = all_gather({key: shard for key, shard in shards.items() if shard.size}, group)
+    for rank, of_rank in enumerate(held):
+        for item in of_rank.items():
             holders.setdefault(item, []).append(rank)
-    me, written, mine = dist.get_rank(group) if dist.is_initialized() else 0, Counter[int](), {}
+    chosen: list[dict[str, Region]] = [{} for _ in held]
+    written = Counter[int]()  # elements per rank
     for (key, shard), ranks in sorted(holders.items(), key=lambda item: -item[0][1].size):
         writer = min(ranks, key=written.__getitem__)
         written[writer] += shard.size
-        if writer == me:
-            mine[key] = shard
-    return mine
+        chosen[writer][key] = shard
+    return [_split_into_files(rank, mine) for rank, mine in enumerate(chosen)]
 
 
-def write_shards(
-    folder: Path, rank: int, shards: Mapping[str, Shard], values: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Write float32 `shards`; returns the files' manifest entries, and what tensors.json says of each shard.
+def _split_into_files(rank: int, shards: Mapping[str, Region]) -> Files:
+    """`shards` come largest first: the threads that write the files end at about the same time."""
+    sizes = {key: torch.float32.itemsize * shard.size for key, shard in shards.items()}
+    limit, room = max(_MIN_FILE, sum(sizes.values()) // _MAX_FILES), 0
+    files: list[dict[str, Region]] = []
+    for key, shard in shards.items():
+        if not files or sizes[key] > room:
+            files.append({})
+            room = limit
+        files[-1][key] = shard
+        room -= sizes[key]
+    return {f"rank_{rank}_{number}.safetensors": content for number, content in enumerate(files)}
 
-    Several threads write; each copies one tensor at a time to the CPU. Raises OSError when a file cannot be written.
+
+def write_files(folder: Path, files: Files, values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write a rank's files of float32 tensors; returns the manifest's entry of each.
+
+    Several threads write; each copies one tensor at a time to the CPU. Raises OSError if a file
+    cannot be written.
     """
 
-    def write(number: int, keys: list[str]) -> tuple[str, dict[str, Any]]:
-        name = f"rank_{rank}_{number}.safetensors"
-        described = {key: (torch.float32, shards[key].shape) for key in keys}
-        return name, write_file(folder / name, described, map(values.__getitem__, keys))
+    def write(file: str) -> dict[str, Any]:
+        described = {key: (torch.float32, shard.shape) for key, shard in files[file].items()}
+        return write_file(folder / file, described, map(values.__getitem__, described))
 
-    files = _split_into_files({key: torch.float32.itemsize * shard.size for key, shard in shards.items()})
     with ThreadPoolExecutor(THREADS) as pool:
-        written = list(pool.map(write, range(len(files)), files))
-    places = {
-        key: {
-            "shape": shards[key].whole,
-            "parts": [{"file": name, "offset": shards[key].offset, "shape": shards[key].shape}],
-        }
-        for (name, _), keys in zip(written, files, strict=True)
-        for key in keys
-    }
-    return dict(written), places
+        return dict(zip(files, pool.map(write, files), strict=True))
 
 
-def write_index(folder: Path, of_ranks: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
-    """Write tensors.json from what `write_shards` returned on each rank. Returns the manifest's entries."""
-    index: dict[str, Any] = {}
-    files: dict[str, Any] = {}
-    for entries, places in of_ranks:
-        files |= entries
-        for key, entry in places.items():
-            index.setdefault(key, {**entry, "parts": []})["parts"] += entry["parts"]
+def write_index(folder: Path, files: Sequence[Files]) -> dict[str, Any]:
+    """Write tensors.json for the files of all ranks; returns its entry in the manifest."""
+    index: dict[str, dict[str, Any]] = {}
+    for file, shards in (item for of_rank in files for item in of_rank.items()):
+        for key, shard in shards.items():
+            entry = index.setdefault(key, {"shape": shard.end, "parts": []})
+            entry["shape"] = tuple(map(max, entry["shape"], shard.end))  # the parts tile the tensor
+            entry["parts"].append({"file": file, **shard._asdict()})
     write_json(folder / TENSORS, dict(sorted(index.items())), indent=False)
-    return {TENSORS: digest(folder / TENSORS), **dict(sorted(files.items()))}
+    return {TENSORS: digest(folder / TENSORS)}
 
 
-def _split_into_files(sizes: Mapping[str, int]) -> list[list[str]]:
-    """The tensors of each file, largest first, so that the threads finish at about the same time."""
-    limit = max(_MIN_FILE, sum(sizes.values()) // _MAX_FILES)
-    files: list[list[str]] = []
-    room = 0
-    for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
-        if not files or sizes[key] > room:
-            files.append([])
-            room = limit
-        files[-1].append(key)
-        room -= sizes[key]
-    return files
-
-
-def read_index(manifest: Manifest) -> dict[str, Entry]:
-    """The tensors of a checkpoint. Raises CheckpointError unless tensors.json names files of the checkpoint."""
+def read_index(manifest: Manifest) -> Index:
+    """Read tensors.json. Raises CheckpointError if it is damaged or names an unlisted file."""
     path = manifest.path / TENSORS
     try:
         index = _INDEX.validate_json(path.read_bytes())
@@ -180,104 +162,70 @@ def read_index(manifest: Manifest) -> dict[str, Entry]:
     return index
 
 
-def stored_tensors(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], list[tuple[tuple[int, ...], StoredTensor]]]]:
-    """The shape of each tensor, and its parts in files with their offsets."""
-    index = read_index(manifest)
-    files = {part.file for entry in index.values() for part in entry.parts}
-    opened = {file: read_file(manifest.path / file) for file in files}
-    return {
-        key: (
-            entry.shape,
-            [(part.offset, _part_of(manifest.path, opened[part.file], key, part)) for part in entry.parts],
-        )
-        for key, entry in index.items()
-    }
+def open_blocks(manifest: Manifest, index: Index, regions: Mapping[str, Region]) -> dict[str, tuple[Block, ...]]:
+    """The stored blocks that overlap each region; opens only the files that have one.
 
-
-def _part_of(folder: Path, opened: Mapping[str, StoredTensor], key: str, part: StoredPart) -> StoredTensor:
-    if key not in opened or opened[key].shape != part.shape:
-        raise CheckpointError(
-            f"{folder / part.file}: has no {key!r} of shape {list(part.shape)}, but {TENSORS} says so"
-        )
-    return opened[key]
-
-
-def read_shards(manifest: Manifest, shards: Mapping[str, Shard], values: Mapping[str, Tensor]) -> None:
-    """Fill the values of `shards` in place.
-
-    Raises CheckpointError for a tensor that is missing or has another shape, OSError for a file that cannot be read.
+    Raises CheckpointError if a tensor is missing from its file, or has another shape there.
     """
-    index = read_index(manifest)
-    by_file: dict[str, list[tuple[str, StoredPart]]] = {}
-    for key, shard in shards.items():
-        if key not in index or index[key].shape != shard.whole:
-            raise CheckpointError(f"{manifest.path / TENSORS}: no {key!r} of shape {list(shard.whole)}")
-        count = 0
-        for part in index[key].parts:
-            if size := math.prod(end - start for start, end in _overlap(part, shard)):
-                by_file.setdefault(part.file, []).append((key, part))
-                count += size
-        if count != shard.size:
-            raise CheckpointError(f"{manifest.path / TENSORS}: the parts of {key!r} do not make it up")
-
-    def read(file: str) -> None:
-        opened = read_file(manifest.path / file)
-        for key, part in by_file[file]:
-            _copy_overlap(_part_of(manifest.path, opened, key, part), part, shards[key], values[key])
-
+    parts = {
+        key: [part for part in index[key].parts if region.intersection(Region(part.offset, part.shape)).size]
+        for key, region in regions.items()
+    }
+    files = {part.file for chosen in parts.values() for part in chosen}
     with ThreadPoolExecutor(THREADS) as pool:
-        for _ in pool.map(read, by_file):
-            pass
-
-
-def _overlap(part: StoredPart, wanted: Shard) -> list[tuple[int, int]]:
-    """Start and end of what two rectangles share, along each dimension of the whole tensor."""
-    both = zip(part.offset, part.shape, wanted.offset, wanted.shape, strict=True)
-    return [(max(a, b), max(a, b, min(a + m, b + n))) for a, m, b, n in both]
-
-
-def _copy_overlap(stored: StoredTensor, part: StoredPart, wanted: Shard, target: Tensor) -> None:
-    """Read what `part` and `wanted` share: whole rows of the part, from which columns are cut in memory."""
-    shared = _overlap(part, wanted)
-    inside = tuple(slice(start - at, end - at) for (start, end), at in zip(shared, wanted.offset, strict=True))
-    if shared:
-        stored = stored.rows(shared[0][0] - part.offset[0], shared[0][1] - part.offset[0])
-    columns = tuple(slice(start - at, end - at) for (start, end), at in zip(shared, part.offset, strict=True))[1:]
-    region = target[inside]
-    if region.shape == stored.shape:
-        stored.read_into(region)
-    else:
-        region.copy_(stored.read()[(slice(None), *columns)])
+        opened = dict(zip(files, pool.map(lambda file: read_file(manifest.path / file), files), strict=True))
+    for key, chosen in parts.items():
+        for part in chosen:
+            if key not in opened[part.file] or opened[part.file][key].shape != part.shape:
+                raise CheckpointError(
+                    f"{manifest.path / part.file}: has no {key!r} of shape {list(part.shape)}, but {TENSORS} says so"
+                )
+    return {key: tuple(Block(part.offset, opened[part.file][key]) for part in parts[key]) for key in parts}
 
 
 def load(manifest: Manifest, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint into this rank's parameters and optimiser state, in any layout (a collective call).
+    """Load a checkpoint into this rank's parameters and optimiser state (a collective call).
 
-    Each rank reads its own shards, in place. Raises CheckpointError on all ranks if files are missing or damaged after
-    their verification.
+    Each rank reads its own shards, in place and in any layout. Raises CheckpointError on all ranks
+    if files are missing or damaged after their verification.
     """
     tensors = state_tensors(parameters, optimizer)
-    run_on_all_ranks(lambda: _read(manifest, tensors))
+    run_on_all_ranks(lambda: _fill(manifest, tensors))
     for parameter in parameters.values():
         optimizer.state[parameter]["step"].copy_(tensors["step"])
 
 
 def load_weights(manifest: Manifest) -> dict[str, Tensor]:
-    """The full model of a checkpoint, in this process: {name: float32 tensor}, without vocabulary padding."""
+    """The full model, in this process: {name: float32 tensor}, without vocabulary padding."""
     model = manifest.experiment.model
     sizes = Sizes(model.n_embd, 4 * model.n_embd, model.seq_len, model.vocab_size)
     weights = {name: torch.empty(leaf_of(name).shape(sizes)) for name in all_names(model.n_layer)}
-    _read(manifest, {f"model.{name}": tensor for name, tensor in weights.items()})
+    _fill(manifest, {f"model.{name}": tensor for name, tensor in weights.items()})
     return weights
 
 
-def _read(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
-    """Fill `tensors`; padding rows become zero."""
-    shards, values = held_shards(tensors, manifest.experiment.model.vocab_size)
+def _fill(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
+    """Read this rank's shards of `tensors`; padding rows become zero."""
+    path, index, vocab_size = manifest.path / TENSORS, read_index(manifest), manifest.experiment.model.vocab_size
     for key, tensor in tensors.items():
-        if tensor.dim():
-            local_shard(tensor.detach())[shards[key].shape[0] :].zero_()
+        shape = _shape(key, tensor, vocab_size)
+        if key not in index or index[key].shape != shape:
+            raise CheckpointError(f"{path}: no {key!r} of shape {list(shape)}")
+    shards, values = held_shards(tensors, vocab_size)
+    blocks = open_blocks(manifest, index, shards)
+    for key, shard in shards.items():
+        if sum(shard.intersection(block.region).size for block in blocks[key]) != shard.size:
+            raise CheckpointError(f"{path}: the parts of {key!r} do not make it up")
+        if tensors[key].dim():
+            local_shard(tensors[key].detach())[shard.shape[0] :].zero_()
+
+    def read(key: str) -> None:
+        for block in blocks[key]:
+            block.copy_to(values[key], shards[key])
+
     try:
-        read_shards(manifest, shards, values)
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(read, sorted(shards, key=lambda key: -shards[key].size)):
+                pass
     except OSError as error:
         raise CheckpointError(f"{manifest.path}: cannot be read ({error})") from error

@@ -1,8 +1,9 @@
-"""Check that parameters which several ranks hold copies of are still equal.
+"""Checks that the ranks' copies of a parameter are still equal.
 
-Tensor-parallel ranks hold copies of the LayerNorms, positions and output biases; data-parallel ranks at ZeRO 0 of every
-parameter; the first and last pipeline stages of the tied embedding. All copies get the same updates and stay equal bit
-for bit, unless a kernel is not deterministic or a device is defective.
+Tensor-parallel ranks hold copies of the LayerNorms, positions and output biases; data-parallel
+ranks at ZeRO 0 of every parameter; the first and last pipeline stages of the tied embedding. All
+copies get the same updates and stay equal bit for bit, unless a kernel is not deterministic or a
+device is defective.
 """
 
 from collections import Counter
@@ -15,10 +16,8 @@ import xxhash
 from torch import Tensor, nn
 
 from training.parallel.collectives import all_gather
-from training.parallel.dtensor import local_shard, shard_bounds
-
-Shard = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""A shard of a parameter: name, shape, and offset in the full tensor."""
+from training.parallel.dtensor import local_shard, shard_region
+from training.region import Region
 
 
 @dataclass(frozen=True)
@@ -42,38 +41,43 @@ class Replicas:
 
 
 def compare_replicas(parameters: Mapping[str, nn.Parameter]) -> Replicas:
-    """Compare the copies of all parameters bit for bit (a collective call). A single process has no copies."""
+    """Compare the copies of all parameters bit for bit (a collective call).
+
+    A single process has no copies.
+    """
     if not dist.is_initialized():
         return Replicas()
     shards = {
-        (name, *shard_bounds(parameter)): local_shard(parameter.detach()) for name, parameter in parameters.items()
+        (name, shard_region(parameter)): local_shard(parameter.detach()) for name, parameter in parameters.items()
     }
-    shards = {shard: tensor for shard, tensor in shards.items() if tensor.numel()}
-    holders = Counter(shard for held in all_gather(list(shards)) for shard in held)
-    shared = [shard for shard in shards if holders[shard] > 1]
-    digests: dict[Shard, set[bytes]] = {}
-    for one in all_gather({shard: _digest(shards[shard]) for shard in shared}):
-        for shard, digest in one.items():
+    holders = Counter(shard for held in all_gather([shard for shard in shards if shard[1].size]) for shard in held)
+    digests: dict[tuple[str, Region], set[bytes]] = {}
+    mine = {  # one CPU copy exists at a time
+        shard: xxhash.xxh3_128_digest(tensor.cpu().contiguous().numpy().data)
+        for shard, tensor in shards.items()
+        if holders[shard] > 1
+    }
+    for of_rank in all_gather(mine):
+        for shard, digest in of_rank.items():
             digests.setdefault(shard, set()).add(digest)
     drifted: dict[str, float] = {}
-    for shard in sorted(shard for shard, seen in digests.items() if len(seen) > 1):
-        name, shape, _ = shard
-        drifted[name] = max(_largest_difference(shards.get(shard), shape, parameters), drifted.get(name, 0.0))
-    return Replicas(sorted({name for name, *_ in digests}), drifted)
+    for shard in sorted(shard for shard, distinct in digests.items() if len(distinct) > 1):
+        name, region = shard
+        difference = _largest_difference(shards.get(shard), region, parameters)
+        drifted[name] = max(difference, drifted.get(name, 0.0))
+    return Replicas(sorted({name for name, _ in digests}), drifted)
 
 
-def _digest(tensor: Tensor) -> bytes:
-    """Hash of a tensor's bytes; one CPU copy exists at a time."""
-    return xxhash.xxh3_128_digest(tensor.cpu().contiguous().numpy().data)
+def _largest_difference(mine: Tensor | None, region: Region, parameters: Mapping[str, Tensor]) -> float:
+    """The largest difference between the copies of a shard (a collective call).
 
-
-def _largest_difference(mine: Tensor | None, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> float:
-    """The largest difference between ranks that hold a shard (a collective call); `mine` is None on the other ranks."""
-    device = local_shard(next(iter(parameters.values()))).device
+    `mine` is this rank's copy, or None.
+    """
     if mine is not None:
         highest, lowest = mine.clone(), -mine
     else:
-        highest, lowest = (torch.full(shape, -torch.inf, device=device) for _ in range(2))
+        device = local_shard(next(iter(parameters.values()))).device
+        highest, lowest = (torch.full(region.shape, -torch.inf, device=device) for _ in range(2))
     for values in (highest, lowest):
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
     return float((highest + lowest).max())

@@ -1,12 +1,13 @@
-"""Writes checkpoints, complete or not at all, between two steps or in the background, and removes old ones.
+"""Writes checkpoints, complete or not at all, and removes old ones.
 
     with CheckpointWriter(run, parameters, optimizer) as writer:
         writer.save(progress)               # a collective call
     writer.newest                           # the folder of the last checkpoint, complete
 
-A checkpoint is written under a `.tmp` name and renamed after its manifest is on disk. With `train.async_save` a save
-copies the tensors to CPU memory, and a thread writes the copies while training continues. Only one such save runs at a
-time: the next save and the end wait for it, and raise its error.
+A checkpoint is written under a `.tmp` name and renamed after its manifest is on disk: between two
+steps, or with `train.async_save` in the background. Then a save copies the tensors to CPU memory,
+and a thread writes the copies while training continues. The next save and the end wait for it, and
+raise its error.
 """
 
 import shutil
@@ -23,17 +24,18 @@ from torch import Tensor, nn
 
 from common.console import say, warn
 from common.errors import CheckpointError, ToolkitError, TrainingError
-from common.files import write_json, write_text
+from common.files import write_text
 from common.files.writing import swap_folder
 from common.settings import Experiment, TokenizeSettings
 from training.checkpoint.lookup import discard, find_damage, remove
-from training.checkpoint.manifest import MANIFEST, Manifest, Progress, copy_vocabulary
-from training.checkpoint.parts import Shard, choose_shards, held_shards, state_tensors, write_index, write_shards
+from training.checkpoint.manifest import Manifest, Progress, copy_vocabulary, write_manifest
+from training.checkpoint.parts import held_shards, plan_files, state_tensors, write_files, write_index
 from training.checkpoint.replicas import Replicas, compare_replicas
 from training.dataset.blend import Blend
 from training.model_folder import checkpoint_folder, checkpoint_folders, iteration_of
 from training.parallel.collectives import all_gather, run_on_all_ranks
 from training.parallel.sizes import padded_vocab_size
+from training.region import Region
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,13 @@ class SavedRun:
     experiment: Experiment
     tokenize: TokenizeSettings
     data: Blend
-    """What the model is trained on."""
+    """The training data."""
     may_write: Callable[[], None] = lambda: None
-    """Raises TrainingError on rank 0 if another job has claimed the folder. Called before a save, before the finished
-    checkpoint gets its name, and before an old one is removed."""
+    """Raises TrainingError on rank 0 if another job has the folder. Called before a save, before
+    the rename of the finished checkpoint, and before the removal of an old one."""
     mark: str = ""
-    """Part of an unfinished checkpoint's name, equal on all ranks: two jobs never write to the same folder, even if one
-    has lost the run without noticing."""
+    """Part of an unfinished checkpoint's name, equal on all ranks: two jobs never write to the same
+    folder, even if one has lost its lock without noticing."""
 
 
 class CheckpointWriter:
@@ -84,7 +86,7 @@ class CheckpointWriter:
     def save(self, progress: Progress) -> None:
         """Write a checkpoint, or start to (a collective call).
 
-        Raises CheckpointError on all ranks if this checkpoint, or the one before it, cannot be written.
+        Raises CheckpointError on all ranks if this save or the previous one failed.
         """
         self.wait()
         replicas = compare_replicas(self._parameters)
@@ -110,7 +112,7 @@ class CheckpointWriter:
             self.newest = pending.result()
 
     def _write(
-        self, shards: dict[str, Shard], values: dict[str, Tensor], progress: Progress, replicas: Replicas
+        self, shards: dict[str, Region], values: dict[str, Tensor], progress: Progress, replicas: Replicas
     ) -> Path:
         """The part of a save that can run in the background."""
         path = write(self.run, shards, values, progress, replicas, self._group)
@@ -121,9 +123,9 @@ class CheckpointWriter:
         return path
 
     def _prune(self, best: int | None) -> None:
-        """Remove checkpoints older than the newest `keep_last` undamaged ones; 0 keeps all (a collective call).
+        """Keep the newest `keep_last` undamaged checkpoints; 0 keeps all (a collective call).
 
-        Those at multiples of `keep_every` iterations stay, and that of iteration `best`. Nothing more is removed once
+        Multiples of `keep_every` iterations and iteration `best` stay. Nothing more is removed once
         another job has the folder.
         """
         keep_last, keep_every, kept = self._train.keep_last, self._train.keep_every, 0
@@ -153,7 +155,7 @@ def _copy_to_cpu(values: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
 
 def write(
     run: SavedRun,
-    shards: Mapping[str, Shard],
+    shards: Mapping[str, Region],
     values: Mapping[str, Tensor],
     progress: Progress,
     replicas: Replicas,
@@ -161,46 +163,49 @@ def write(
 ) -> Path:
     """Write what the ranks hold of each tensor as a checkpoint (a collective call over `group`).
 
-    Returns the checkpoint's folder; an older checkpoint of the same iteration is replaced. `values` are read one by
-    one. Raises CheckpointError on all ranks if a file cannot be written, and what `run.may_write` raises; the
-    unfinished checkpoint is removed then, and older ones stay.
+    Returns its folder, which replaces an older checkpoint of the same iteration. `values` are
+    read one by one. Raises CheckpointError on all ranks if a file cannot be written, and what
+    `run.may_write` raises; then the unfinished checkpoint is removed, and older ones stay.
     """
     final = checkpoint_folder(run.folder, progress.iteration)
-    temporary = final.with_name(".".join(filter(None, (final.name, run.mark, "tmp"))))
+    unfinished = final.with_name(".".join(filter(None, (final.name, run.mark, "tmp"))))
     rank = dist.get_rank() if dist.is_initialized() else 0
-    mine = choose_shards(shards, group)
+    files = plan_files(shards, group)
 
-    def prepare() -> None:
-        if rank == 0:
-            run.may_write()
-            for leftover in run.folder.glob("iter_*.tmp"):  # from a killed save or removal
-                discard(leftover)
-            temporary.mkdir()
+    def on_rank0(action: Callable[[], None]) -> None:  # an error is raised on all ranks
+        run_on_all_ranks(action if rank == 0 else lambda: None, group)
 
     def publish() -> None:
-        if rank == 0:
-            run.may_write()
-            manifest = _manifest(run, final, progress, replicas, write_index(temporary, of_ranks))
-            write_json(temporary / MANIFEST, manifest.model_dump(mode="json"))
-            _rename(run, temporary, final, progress)
+        run.may_write()
+        entries = {**write_index(unfinished, files), **dict(sorted(written.items()))}
+        write_manifest(unfinished, _manifest(run, final, progress, replicas, entries))
+        _rename(run, unfinished, final, progress)
 
-    try:  # each call raises the same error on all ranks
-        run_on_all_ranks(prepare, group)
-        of_ranks = all_gather(run_on_all_ranks(lambda: write_shards(temporary, rank, mine, values), group), group)
-        run_on_all_ranks(publish, group)
+    try:
+        on_rank0(lambda: _prepare(run, unfinished))
+        mine = run_on_all_ranks(lambda: write_files(unfinished, files[rank], values), group)
+        written = {name: entry for of_rank in all_gather(mine, group) for name, entry in of_rank.items()}
+        on_rank0(publish)
     except (OSError, ToolkitError) as error:
         if rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
         if isinstance(error, ToolkitError):
             raise
-        # another job may have claimed the folder and removed the files
-        run_on_all_ranks(lambda: run.may_write() if rank == 0 else None, group)
+        on_rank0(run.may_write)  # another job may have removed the files
         last = all_gather([folder.name for folder in checkpoint_folders(run.folder)[:1]] or ["none"], group)[0][0]
         raise CheckpointError(
-            f"{final}: not saved: {error.strerror or error} ({error.filename or temporary}); "
+            f"{final}: not saved: {error.strerror or error} ({error.filename or unfinished}); "
             f"the last complete checkpoint is {last}"
         ) from None
     return final
+
+
+def _prepare(run: SavedRun, unfinished: Path) -> None:
+    """Make the unfinished checkpoint's folder, and remove those of killed saves and removals."""
+    run.may_write()
+    for leftover in run.folder.glob("iter_*.tmp"):
+        discard(leftover)
+    unfinished.mkdir()
 
 
 def _manifest(run: SavedRun, final: Path, progress: Progress, replicas: Replicas, files: dict[str, Any]) -> Manifest:
@@ -223,11 +228,11 @@ def _manifest(run: SavedRun, final: Path, progress: Progress, replicas: Replicas
     )
 
 
-def _rename(run: SavedRun, temporary: Path, final: Path, progress: Progress) -> None:
+def _rename(run: SavedRun, unfinished: Path, final: Path, progress: Progress) -> None:
     """Give the finished checkpoint its name, and point `latest` and `best` to it."""
-    aside = final.with_name(final.name + ".old.tmp")
-    swap_folder(temporary, final, aside)
-    discard(aside)
+    replaced = final.with_name(final.name + ".old.tmp")
+    swap_folder(unfinished, final, replaced)
+    discard(replaced)
     write_text(run.folder / "latest", final.name + "\n")
     best = checkpoint_folder(run.folder, progress.best.get("iteration", 0))
     if run.experiment.train.keep_best and best.is_dir():

@@ -1,1 +1,1 @@
-"""Token datasets: samples of a fixed length, blends of corpora, and batches in an order fixed by the seed."""
+"""Token datasets: samples of one length, blends of corpora, batches in the order of a seed."""

@@ -1,10 +1,8 @@
 """Turn samples into batches, which threads prefetch.
 
-    numbers = micro_batches(consumed, micro=4, data_rank=0, data_size=2)
-    for batch in threaded_map(partial(read_batch, samples, form), numbers, threads=2, in_flight=16):
-        loss = summed_loss(model(batch.tokens, batch.positions, batch.ends), batch.targets)
-
-`threaded_map` is in `common.workers`.
+numbers = micro_batches(consumed, micro=4, data_rank=0, data_size=2)
+for batch in threaded_map(partial(read_batch, samples, form), numbers, 2, in_flight=16):
+    loss = summed_loss(model(batch.tokens, batch.positions, batch.ends), batch.targets)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +23,7 @@ class Readable(Protocol):
     """Samples or a Blend of them."""
 
     def sample(self, number: int) -> npt.NDArray[np.int64]:
-        """Tokens of one sample, shape (seq_len + 1,)."""
+        """The tokens of one sample, shape (seq_len + 1,)."""
 
 
 class TokenSource(Readable, Protocol):
@@ -40,31 +38,21 @@ class TokenSource(Readable, Protocol):
 class BatchForm:
     """How a batch is made from samples (Megatron-LM's options of the same names)."""
 
-    end_of_text: int
-    """Id of the token that ends a document."""
-    reset_position_ids: bool = False
-    """Positions restart at 0 after every end-of-text."""
-    reset_attention_mask: bool = False
-    """Tokens attend within their document."""
-    eod_mask_loss: bool = False
-    """No loss where the input is end-of-text: the next document cannot be predicted."""
-    pinned: bool = False
-    """Use page-locked memory, so that the copy to a GPU is asynchronous."""
+    end_of_text: int  # id of the token that ends a document
+    reset_position_ids: bool = False  # positions restart at 0 after every end-of-text
+    reset_attention_mask: bool = False  # tokens attend within their document
+    eod_mask_loss: bool = False  # no loss where the input is end-of-text
+    pinned: bool = False  # page-locked memory, so that the copy to a GPU is asynchronous
 
 
 class Batch(NamedTuple):
     """A batch of samples; `to` moves it to a device."""
 
-    tokens: Tensor
-    """(B, T) int64."""
-    targets: Tensor
-    """(B, T) int64: the next token of each, or IGNORED."""
-    positions: Tensor | None
-    """(B, T) int64; None for 0 to T - 1 in every sample."""
-    ends: Tensor | None
-    """(B, K) int64: ends of documents (`training.kernels.documents`); None: tokens attend to all before them."""
-    counted: int
-    """Targets that are not IGNORED."""
+    tokens: Tensor  # (B, T) int64
+    targets: Tensor  # (B, T) int64: the next token of each, or IGNORED
+    positions: Tensor | None  # (B, T) int64; None for 0 to T - 1 in every sample
+    ends: Tensor | None  # (B, K) int64, of documents; None: tokens attend to all before them
+    counted: int  # targets that are not IGNORED
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """The batch with `function` applied to each tensor."""
@@ -102,8 +90,7 @@ def make_batch(tokens: npt.NDArray[np.int64], form: BatchForm) -> Batch:
 def targets_of(tokens: npt.NDArray[np.int64], form: BatchForm) -> npt.NDArray[np.int64]:
     """(B, T + 1) tokens -> (B, T): the next token of each, or IGNORED.
 
-    End-of-text after end-of-text is never a target: a document of nothing else is what `workflow.provenance.remove`
-    leaves of one.
+    End-of-text after end-of-text is never a target: `workflow.provenance.remove` leaves such ones.
     """
     targets = tokens[:, 1:].copy()
     ends = tokens[:, :-1] == form.end_of_text
@@ -112,7 +99,7 @@ def targets_of(tokens: npt.NDArray[np.int64], form: BatchForm) -> npt.NDArray[np
 
 
 def prefetch_to_device(steps: Iterable[list[Batch]], device: torch.device) -> Iterator[list[Batch]]:
-    """The batches of each step on a GPU, copied from pinned memory while the step before is computed."""
+    """The batches of each step on a GPU, copied from pinned memory during the step before."""
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     copied: list[Batch] | None = None
 
@@ -140,7 +127,7 @@ def masked(batch: Batch, samples: int) -> Batch:
 
 
 def micro_batches(consumed: int, micro: int, data_rank: int, data_size: int) -> Iterator[range]:
-    """Yield the sample numbers of one data-parallel rank from `consumed` on, one range per micro-batch, endlessly.
+    """One data-parallel rank's sample numbers from `consumed` on: endless, a range per micro-batch.
 
     In every layout the next `accumulation` ranges of all ranks together are the next global batch.
     """

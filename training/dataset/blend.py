@@ -1,13 +1,14 @@
-"""Blend several corpora into one stream of samples, in given proportions, and open the data of a model.
+"""Blend several corpora into one stream of samples, in given proportions; open a model's data.
 
     blend = Blend([books, web], [0.3, 0.7])
     tokens = blend.sample(consumed)        # int64 (seq_len + 1,)
     splits = open_splits(datasets, train, model, "tiny")
 
-After n samples, for every n, the number taken from each corpus is within one sample of n times its weight (Tijdeman
-1980, "The chairman assignment problem": within 1 - 1/(2k - 2) for k corpora). Weights become the smallest integers with
-the same ratios. Their sum is the period after which the choice of corpora repeats, so that sample n is found directly.
-Ratios that need a period over 2^20 are rounded to multiples of 2^-20; `Blend.rounding` says by how much.
+After n samples, for every n, the number taken from each corpus is within one sample of n times its
+weight (Tijdeman 1980, "The chairman assignment problem": within 1 - 1/(2k - 2) for k corpora).
+Weights become the smallest integers with the same ratios; their sum is the period of the choice, so
+that sample n is found directly. Ratios that need a period over 2^20 are rounded to multiples of
+2^-20; `Blend.rounding` says by how much.
 """
 
 import hashlib
@@ -27,8 +28,7 @@ from common.settings import DataSettings, ModelSettings, TrainSettings
 from common.settings.training import DOCUMENT_RULES
 from training.dataset.corpus import PARTS, Corpus, Samples, split_documents
 
-MAX_PERIOD = 1 << 20
-"""The longest period: ratios of weights that need a longer one are rounded."""
+MAX_PERIOD = 1 << 20  # ratios of weights that need a longer period are rounded
 
 
 def exact_weights(weights: Sequence[float]) -> list[Fraction]:
@@ -38,7 +38,7 @@ def exact_weights(weights: Sequence[float]) -> list[Fraction]:
 
 
 def integer_weights(weights: Sequence[float]) -> list[int]:
-    """The smallest integers in the ratio of `weights` (all positive), with a sum of at most 2^20."""
+    """The smallest integers in the ratio of `weights` (all positive) whose sum is at most 2^20."""
     exact = exact_weights(weights)
     denominator = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * denominator) for weight in exact]
@@ -53,8 +53,8 @@ def integer_weights(weights: Sequence[float]) -> list[int]:
 def schedule(weights: Sequence[int]) -> npt.NDArray[np.uint16]:
     """The corpus of each sample in a period, shape (sum(weights),).
 
-    Corpus i's next sample is due once it lags n * w_i / W by 1 / (2k - 2), and must be taken before it lags by
-    1 - 1 / (2k - 2). Of the corpora that are due, the one with the earliest deadline is taken.
+    Corpus i's next sample is due once it lags n * w_i / W by 1 / (2k - 2), and must be taken before
+    it lags by 1 - 1 / (2k - 2). Of the corpora that are due, the earliest deadline comes first.
     """
     period, slack = sum(weights), max(1, 2 * len(weights) - 2)
     taken = [0] * len(weights)
@@ -69,7 +69,7 @@ def schedule(weights: Sequence[int]) -> npt.NDArray[np.uint16]:
         corpus = heappop(urgent)[1]
         chosen[number] = corpus
         taken[corpus] += 1
-        # the least n with slack * (n * weight - period * taken) >= period, as the number of the sample that makes it n
+        # the least n with slack * (n * weight - period * taken) >= period, less 1
         due = -(-period * (slack * taken[corpus] + 1) // (slack * weights[corpus])) - 1
         heappush(waiting, (due, corpus))
     return chosen
@@ -84,7 +84,7 @@ class Blend:
         self.period = sum(self.weights)
         shares = zip(self.weights, exact_weights(weights), strict=True)
         self.rounding = max(abs(Fraction(weight, self.period) - exact) for weight, exact in shares)
-        """The largest difference between the share of a corpus and the one that its weight asks for."""
+        """The largest difference between a corpus' share and its weight."""
         self._corpus = schedule(self.weights)
         self._index = np.empty(self.period, dtype=np.int32)  # among its corpus' samples in a period
         for corpus, weight in enumerate(self.weights):
@@ -92,7 +92,7 @@ class Blend:
 
     @cached_property
     def identity(self) -> str:
-        """A hash of the corpora's document lengths and the weights; of one corpus, its own identity."""
+        """A hash of the weights and the corpora's document lengths; of one corpus, its identity."""
         if len(self.parts) == 1:
             return self.parts[0].corpus.identity
         pairs = zip(self.parts, self.weights, strict=True)
@@ -100,7 +100,7 @@ class Blend:
 
     @cached_property
     def content(self) -> list[str]:
-        """A hash of each corpus' tokens (`corpus.index.layout_of`)."""
+        """A hash of each corpus' tokens (`corpus.index.content_of`)."""
         return [part.corpus.content for part in self.parts]
 
     @property
@@ -114,7 +114,7 @@ class Blend:
         return min(int(self.numbers(corpus, part.per_epoch)) for corpus, part in enumerate(self.parts))
 
     def numbers(self, corpus: int, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The numbers, in the stream, of a corpus' samples with these indices; the inverse of `find`."""
+        """The stream's numbers for these indices of a corpus' samples; the inverse of `find`."""
         periods, rest = np.divmod(indices, self.weights[corpus])
         return np.asarray(periods * self.period + np.flatnonzero(self._corpus == corpus)[rest], np.int64)
 
@@ -140,15 +140,14 @@ class Splits(NamedTuple):
 
     train: Blend
     valid: Blend
-    test: Blend | None
-    """None if a corpus has no whole sample for it."""
+    test: Blend | None  # None if a corpus has no whole sample for it
 
 
 def open_splits(datasets: Sequence[DataSettings], train: TrainSettings, model: ModelSettings, name: str) -> Splits:
     """Open the corpora of the model `name` and check them.
 
-    Raises InputError or ConfigError if a corpus is missing or was made with another vocabulary, if a split gets no
-    document, or if training or validation get no whole sample. The test split may be smaller: it is only reported.
+    Raises InputError or ConfigError if a corpus is missing or has another vocabulary, if a part has
+    no document, or if training or validation get no whole sample; the test part may be smaller.
     """
     parts: dict[str, list[Samples]] = {part: [] for part in PARTS}
     ends: dict[int, Path] = {}  # a prefix for each end-of-text token

@@ -1,12 +1,14 @@
-"""Turn a dataset into samples: choose documents, order them, and cut them into windows of tokens.
+"""Turn a dataset into samples: choose documents, order them, cut them into windows of tokens.
 
-    corpus = Corpus.open(prefix)
-    train = Samples(corpus, split_documents("949,50,1", corpus.documents)["train"], seq_len=1024, seed=1234)
+    opened = Corpus.open(prefix)
+    documents = split_documents("949,50,1", opened.documents)["train"]
+    train = Samples(opened, documents, seq_len=1024, seed=1234)
     tokens = train.sample(consumed)        # int64 (1025,)
 
-The order is a pure function of (seed, corpus, epoch), never of a run's length or layout. An epoch permutes the
-documents, concatenates them, cuts sample i as tokens [i*s, i*s + s] (s inputs and one more target), and permutes the
-samples. A run's position is the number of samples that it has consumed; there are always more epochs.
+The order is a pure function of (seed, corpus, epoch), never of a run's length or layout. An epoch
+permutes the documents, concatenates them, cuts sample i as tokens [i*s, i*s + s] (s inputs and one
+more target), and permutes the samples. A run's position is the number of samples that it has
+consumed; there are always more epochs.
 """
 
 import hashlib
@@ -36,16 +38,12 @@ class Corpus:
 
     starts      int64 (D,)  first token of each document in `tokens`
     lengths     int64 (D,)  tokens of each document
-    end_of_text             id of the token that ends a document; without PREFIX.json the vocabulary's last
+    end_of_text             ends a document; without PREFIX.json the vocabulary's last id
     vocabulary              hash of its merges; empty if not known
     """
 
     def __init__(
-        self,
-        prefix: Path,
-        tokens: npt.NDArray[Any],
-        starts: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
+        self, prefix: Path, tokens: npt.NDArray[Any], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
     ) -> None:
         self.prefix, self.tokens, self.starts, self.lengths = prefix, tokens, starts, lengths
         self.vocab_size = int(np.iinfo(tokens.dtype).max) + 1  # until check_vocabulary sets the true one
@@ -53,7 +51,7 @@ class Corpus:
 
     @classmethod
     def open(cls, prefix: Path) -> "Corpus":
-        """The dataset PREFIX.bin/.idx, memory-mapped. Raises InputError if it is missing or damaged."""
+        """The dataset PREFIX.bin/.idx, memory-mapped. Raises InputError if missing or damaged."""
         dataset = IndexedDataset(prefix)
         if isinstance(dataset.tokens.base, mmap):
             # samples are far apart: read-ahead is wasted, and makes a read take 8 times as long
@@ -95,14 +93,14 @@ class Corpus:
 
     @cached_property
     def content(self) -> str:
-        """A hash of the tokens; see `corpus.index.layout_of`."""
+        """A hash of the tokens; see `corpus.index.content_of`."""
         return content_of(self.prefix)
 
     def check_vocabulary(self, vocab_size: int, key: str) -> None:
-        """Raise InputError if the dataset was made with another vocabulary than the model's, the setting `key`.
+        """Raise InputError if the dataset's vocabulary is not the model's, the setting `key`.
 
-        A dataset without PREFIX.json (made by other tools) is read once from end to end. From here on every token that
-        is read is checked, so that a damaged file never reaches the model.
+        A dataset without PREFIX.json (made by other tools) is read once from end to end. From here
+        on every token that is read is checked, so that a damaged file never reaches the model.
         """
         self.vocab_size, self.end_of_text = vocab_size, vocab_size - 1
         meta = read_meta(self.prefix)
@@ -121,7 +119,7 @@ class Corpus:
             )
 
     def check_end_of_text(self, key: str) -> None:
-        """Raise InputError if the first non-empty document lacks the `end_of_text` that the setting `key` needs."""
+        """Raise InputError if the first document lacks the `end_of_text` that `key` needs."""
         filled = np.flatnonzero(self.lengths[:_SCAN])
         if len(filled) and self.tokens[self.starts[filled[0]] + self.lengths[filled[0]] - 1] != self.end_of_text:
             raise InputError(
@@ -133,10 +131,10 @@ class Corpus:
 def split_documents(
     split: str, documents: int, corpus: object = "the corpus", key: str = "train.split"
 ) -> dict[str, range]:
-    """Contiguous ranges of documents for train, valid and test, in the proportions of `split` ("949,50,1").
+    """Contiguous ranges of documents for train, valid and test, in the proportions of `split`.
 
-    A part with a share above 0 gets at least one document. Raises ConfigError, with the names `corpus` and `key`, if
-    the shares are not three numbers, or if there are fewer documents than such parts.
+    A part with a share above 0 gets at least one document. Raises ConfigError, with the names
+    `corpus` and `key`, if the shares are not three numbers or the documents are too few.
     """
     try:
         shares = split_shares(split)
@@ -158,26 +156,20 @@ def split_documents(
 class Span(NamedTuple):
     """Tokens of one document."""
 
-    document: int
-    """Its number in the corpus."""
-    first: int
-    """Index of the first of them in the document."""
-    tokens: int
-    """Number of tokens."""
+    document: int  # its number in the corpus
+    first: int  # index of the first of these tokens in the document
+    tokens: int  # how many
 
 
 @dataclass(frozen=True)
 class Epoch:
     """One pass over some documents: 16 bytes per document and 8 per sample."""
 
-    documents: npt.NDArray[np.int64]
-    """(D,) document numbers in the order of their concatenation."""
-    ends: npt.NDArray[np.int64]
-    """(D,) the end of each in tokens: cumulative lengths."""
-    samples: "npt.NDArray[np.int64] | range"
-    """(S,) the order of the samples cut from the concatenation."""
+    documents: npt.NDArray[np.int64]  # (D,) numbers in the order of their concatenation
+    ends: npt.NDArray[np.int64]  # (D,) the end of each in tokens: cumulative lengths
+    samples: npt.NDArray[np.int64] | range  # (S,) the order of the samples cut from the concatenation
 
-    def spans(self, begin: int, wanted: int) -> "Iterator[Span]":
+    def spans(self, begin: int, wanted: int) -> Iterator[Span]:
         """The spans that hold `wanted` tokens from index `begin` of the concatenation."""
         place = int(np.searchsorted(self.ends, begin, side="right"))  # skips empty documents
         while wanted:
@@ -187,7 +179,7 @@ class Epoch:
                 yield Span(int(self.documents[place]), begin - document_begin, take)
             wanted, begin, place = wanted - take, begin + take, place + 1
 
-    def cut(self, place: int, seq_len: int) -> "Iterator[Span]":
+    def cut(self, place: int, seq_len: int) -> Iterator[Span]:
         """The spans of the sample at this index of the order."""
         return self.spans(int(self.samples[place]) * seq_len, seq_len + 1)
 
@@ -195,8 +187,8 @@ class Epoch:
 def permutation(size: int, *seed: int) -> npt.NDArray[np.int64]:
     """The numbers below `size` in random order, a pure function of (size, seed).
 
-    Sorts random keys that hold their number in the low bits: takes half the time of a shuffle and releases the GIL.
-    NumPy guarantees PCG64's stream, and distinct keys sort in one way.
+    Sorts random keys that hold their number in the low bits: takes half the time of a shuffle and
+    releases the GIL. NumPy guarantees PCG64's stream, and distinct keys sort in one way.
     """
     bits = np.uint64(size.bit_length())
     keys = np.random.PCG64(np.random.SeedSequence(seed)).random_raw(size)
@@ -211,7 +203,7 @@ def permutation(size: int, *seed: int) -> npt.NDArray[np.int64]:
 class Samples:
     """The samples of a range of documents, by number from 0 to infinity. Thread-safe.
 
-    With a seed they are shuffled, differently in every epoch; without, they keep the corpus' order (validation).
+    With a seed they are shuffled, differently in every epoch; without, in the corpus' order.
     """
 
     def __init__(self, corpus: Corpus, part: range, seq_len: int, seed: int | None = None) -> None:
@@ -242,7 +234,7 @@ class Samples:
         return Epoch(documents, np.cumsum(self.corpus.lengths[documents]), samples)
 
     def _epoch(self, number: int) -> Epoch:
-        """Epoch `number`. The one before it is kept, because threads that read ahead may still need it."""
+        """Epoch `number`; the previous one is kept for threads that read ahead."""
         if self.seed is None:
             number = 0
         with self._lock:
@@ -261,7 +253,7 @@ class Samples:
         return self._epoch(epoch).cut(place, self.seq_len)
 
     def tail(self) -> npt.NDArray[np.int64]:
-        """The tokens after the last full sample of an unshuffled part, preceded by that sample's last token."""
+        """The last token of an unshuffled part's last full sample, and the tokens after it."""
         begin = self.per_epoch * self.seq_len
         return self._read(self._epoch(0).spans(begin, self.tokens - begin))
 

@@ -1,7 +1,7 @@
 """An epoch's order as a memory-mapped file, with an index of the documents and samples in it.
 
-    order = read_order(path, key) or write_order(path, key, samples.make_epoch(0))      # memory-mapped
-    order.samples_of(documents, seq_len)    # which samples hold these documents
+    order = read_order(path, key) or write_order(path, key, samples.make_epoch(0))
+    order.samples_of(documents, seq_len)  # which samples hold these documents
 
 `training.trace` keeps one for each epoch that it was asked about.
 """
@@ -35,16 +35,13 @@ _HEADER = struct.Struct("<9s16s7xQQ")
 class Held(NamedTuple):
     """Samples that hold tokens of documents, one entry per document and sample."""
 
-    document: npt.NDArray[np.int64]
-    """Number of the document."""
-    position: npt.NDArray[np.int64]
-    """The sample's index in the epoch's order."""
-    tokens: npt.NDArray[np.int64]
-    """Number of the document's tokens in the sample."""
+    document: npt.NDArray[np.int64]  # its number
+    position: npt.NDArray[np.int64]  # the sample's index in the epoch's order
+    tokens: npt.NDArray[np.int64]  # how many of the document's tokens the sample holds
 
 
 def write_order(path: Path, key: str, epoch: Epoch) -> "Order":
-    """Write the order of an epoch; `key` is 16 characters. Returns what was written, as `read_order` does."""
+    """Write the order of an epoch; `key` is 16 characters. Returns what `read_order` would."""
     with cache_path(path) as temporary, temporary.open("wb") as file:
         file.write(_HEADER.pack(_MAGIC, key.encode(), len(epoch.documents), len(epoch.samples)))
         epoch.ends.astype("<i8").tofile(file)
@@ -65,8 +62,8 @@ def read_order(path: Path, key: str) -> "Order | None":
         return None
     with path.open("rb") as file:
         view = mmap(file.fileno(), 0, access=ACCESS_READ)
-    magic, found, documents, samples = _HEADER.unpack_from(view)
-    if magic != _MAGIC or found != key.encode() or len(view) != _HEADER.size + 24 * documents + 16 * samples:
+    magic, written, documents, samples = _HEADER.unpack_from(view)
+    if magic != _MAGIC or written != key.encode() or len(view) != _HEADER.size + 24 * documents + 16 * samples:
         return None
     return Order(view, documents, samples)
 
@@ -81,7 +78,7 @@ class Order:
         self.epoch = Epoch(order, ends, cut)
 
     def samples_of(self, documents: npt.NDArray[np.int64], seq_len: int, within: slice = slice(None)) -> Held:
-        """The samples that hold tokens of these documents of the training part, each of seq_len + 1 tokens.
+        """The samples, each of seq_len + 1 tokens, that hold tokens of these training documents.
 
         `within`: only these tokens of a document.
         """

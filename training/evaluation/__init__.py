@@ -1,1 +1,1 @@
-"""Measure a model: its loss on any data (`scoring`), and tasks of lm-evaluation-harness (`harness`)."""
+"""Measures a model: loss on any data (`scoring`), tasks of lm-evaluation-harness (`harness`)."""

@@ -1,6 +1,6 @@
-"""Published tasks (LAMBADA, HellaSwag, …) by EleutherAI's lm-evaluation-harness, the package `lm_eval`.
+"""Published tasks (LAMBADA, HellaSwag, …) by EleutherAI's lm-evaluation-harness, `lm_eval`.
 
-The figures are lm_eval's own: it loads the Hugging Face folder with `transformers` and its tasks with `datasets`.
+The figures are lm_eval's own: it loads the folder with `transformers`, its tasks with `datasets`.
 """
 
 import os
@@ -18,7 +18,7 @@ from common.settings import closest
 def find_tasks(tasks: Sequence[str], folder: Path | None = None) -> Any:
     """The TaskManager of all tasks that lm_eval knows and of the YAML files in `folder`.
 
-    Raises InputError if lm_eval is not installed, or does not know one of `tasks` (names or patterns).
+    Raises InputError if lm_eval is not installed, or does not know one of `tasks` (or patterns).
     """
     if is_quiet():
         os.environ["TQDM_DISABLE"] = "1"
@@ -42,14 +42,15 @@ def find_tasks(tasks: Sequence[str], folder: Path | None = None) -> Any:
 def run_tasks(
     checkpoint: Path, tasks: Sequence[str], manager: Any, batch_size: int, max_samples: int | None = None
 ) -> dict[str, Any]:
-    """Print and return lm_eval's figures of a Hugging Face folder: a row per task, group of tasks, and metric.
+    """Print and return lm_eval's figures of a Hugging Face folder, by task and metric.
 
-    `max_samples`: the first samples of each task, all without it. Raises InputError if a task's data cannot be read.
+    `max_samples`: the first samples of each task, all without it. Raises InputError if a task's
+    data cannot be read.
     """
     from lm_eval import __version__, simple_evaluate
 
     try:
-        found = simple_evaluate(
+        outcome = simple_evaluate(
             model="hf",
             model_args={"pretrained": str(checkpoint.resolve())},  # a relative one is looked up on the hub, too
             tasks=manager.match_tasks(list(tasks)),
@@ -63,14 +64,14 @@ def run_tasks(
         raise InputError(
             f"{' '.join(tasks)}: {error}; offline, run tasks of local files: --task-dir, evaluate.task_dir"
         ) from None
-    rows = list(_rows(found["results"]))
+    rows = list(_rows(outcome["results"]))
     cells = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
     print(text_table([("task", "metric", "value", "standard error", "samples"), *cells], "llrrr"))
     return {"tasks": rows, "lm_eval": __version__}
 
 
 def _rows(results: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of a table from lm_eval's `{task: {"metric,filter": value, "metric_stderr,filter": …}}`."""
+    """Rows of a table from `{task: {"metric,filter": value, "metric_stderr,filter": …}}`."""
     for task, figures in results.items():
         for key, value in figures.items():
             metric, comma, kind = key.partition(",")

@@ -35,13 +35,13 @@ def evaluate(
     batch_size: int = BATCH,
     form: BatchForm | None = None,
 ) -> dict[str, Any] | None:
-    """Mean loss (nats per token) and perplexity over all windows of `samples`, the short last one included.
+    """Loss (mean nats per token) and perplexity over all windows, the short last one included.
 
-    None if they have no targets: all their documents have been removed, or there are fewer than two tokens.
-    `form` has the rules for positions and masked targets (default: none).
-    With a `share` below 1, over that share of the windows, evenly spaced, but at least one.
-    With the bytes of each token id (`Tokenizer.byte_lengths`) also the bits per byte of the predicted text, where
-    end-of-text costs bits and has no bytes. They compare models of different vocabularies.
+    None if they have no targets: all their documents have been removed, or there are fewer than two
+    tokens. `form` has the rules for positions and masked targets (default: none). A `share` below 1
+    takes that share of the windows, evenly spaced, but at least one. `byte_lengths`, the bytes of
+    each token id, adds the bits per byte of the predicted text, where end-of-text costs bits and
+    has no bytes: they compare models of different vocabularies.
     """
     windows = samples.per_epoch
     count = min(windows, max(1, int(share * windows))) if share < 1 else windows
@@ -82,13 +82,11 @@ def _result(total: float, tokens: int, available: int, documents: int, text: int
     return {"loss": loss, "perplexity": perplexity(loss), **per_byte, **counts}
 
 
-_LOSS = {"train": "training loss", "valid": "validation loss", "test": "test loss"}
-
-
 def summary(result: dict[str, Any], part: str = "all") -> str:
     """A result on a part of the documents in one line."""
+    loss = {"train": "training loss", "valid": "validation loss", "test": "test loss"}.get(part, "loss")
     per_byte = f", {result['bits_per_byte']:.4f} bits per byte" if "bits_per_byte" in result else ""
     return (
-        f"{_LOSS.get(part, 'loss')} {result['loss']:.4f}, perplexity {result['perplexity']:.2f}{per_byte}, "
+        f"{loss} {result['loss']:.4f}, perplexity {result['perplexity']:.2f}{per_byte}, "
         f"{result['tokens']:,} of {result['available_tokens']:,} tokens in {result['documents']:,} documents"
     )

@@ -1,1 +1,1 @@
-"""GPT-2 in Hugging Face's format: `pretrained` reads folders, also as the start of a run. It alone imports torch."""
+"""GPT-2 in Hugging Face's format. Only `pretrained`, which reads the weights, imports torch."""

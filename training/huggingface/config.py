@@ -24,7 +24,7 @@ INDEX = "model.safetensors.index.json"
 
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu")
 """The first two are the same function; the third is the exact one, with erf."""
-# Other values of these keys make another network than GPT-2; the first one is the default.
+# Only these values make the network a GPT-2; the first one is the default.
 _GPT2: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
     "activation_function": ACTIVATIONS,
@@ -34,19 +34,20 @@ _GPT2: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (True, False),
     "quantization_config": (None,),
 }
-# Names that transformers reads, too (its attribute_map).
+# Other names that transformers reads (its attribute_map).
 _ALIASES = {
     "hidden_size": "n_embd",
     "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
     "max_position_embeddings": "n_positions",
 }
-# Keys by which other networks change what the same tensors compute; GPT-2 has none, or None, False, 0 or 1.
+# Keys by which other networks change what the same tensors compute. GPT-2 lacks them or has None,
+# False, 0 or 1.
 _FOREIGN = re.compile(
     r"mup_.*|rope_.*|rotary.*|alibi.*|.*_multiplier|.*soft_?cap(ping)?|.*parallel_(attn|residual)|sliding_window"
     r"|(attn|attention|softmax|logits?|embeddings?|residual)_scal(e|ing)"
 )
-# Those for which the model that we train computes the same function.
+# Only these values give the function that our own model computes.
 _OURS: dict[str, tuple[Any, ...]] = {
     "activation_function": ACTIVATIONS[:2],
     "layer_norm_epsilon": (1e-5,),
@@ -56,7 +57,7 @@ _OURS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings of other GPT-2 models that ours lack; such a model can be used, not trained."""
+    """Settings of GPT-2 models that ours lack; such a model can be used, not trained."""
 
     n_inner: int
     """Width of the MLP; ours is 4 * n_embd."""
@@ -69,42 +70,27 @@ SIZES = ("n_layer", "n_head", "n_embd", "n_positions", "n_inner", "vocab_size")
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
-def make_config(
-    *,
-    n_layer: int,
-    n_head: int,
-    n_embd: int,
-    n_positions: int,
-    n_inner: int,
-    vocab_size: int,
-    activation: str = "gelu_new",
-    layer_norm_epsilon: float = 1e-5,
-    tied: bool = True,
-    dropout: float = 0.1,
-    dtype: str = "float32",
-) -> dict[str, Any]:
-    """The content of config.json, complete enough for transformers, vLLM and llama.cpp's converter.
+def make_config(model: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The content of config.json for transformers, vLLM and llama.cpp's converter.
 
-    llama.cpp reads n_ctx, and transformers before 4.56 and older vLLM read torch_dtype. Add `bos_token_id` and
-    `eos_token_id`: without them, transformers assumes 50256.
+    `model` has the fields of `convert.sources.source.Architecture`. llama.cpp reads n_ctx;
+    transformers before 4.56 and older vLLM read torch_dtype. The caller adds `bos_token_id` and
+    `eos_token_id`, because transformers assumes 50256 without them.
     """
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "activation_function": activation,
-        "layer_norm_epsilon": layer_norm_epsilon,
+        "activation_function": model["activation"],
+        "layer_norm_epsilon": model["layer_norm_epsilon"],
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": model["tied"],
         "add_cross_attention": False,
-        "vocab_size": vocab_size,
-        "n_positions": n_positions,
-        "n_ctx": n_positions,
-        "n_embd": n_embd,
-        "n_layer": n_layer,
-        "n_head": n_head,
-        "n_inner": n_inner,
-        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), dropout),
+        "vocab_size": model["vocab_size"],
+        "n_positions": model["n_positions"],
+        "n_ctx": model["n_positions"],
+        **{key: model[key] for key in ("n_embd", "n_layer", "n_head", "n_inner")},
+        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), model["dropout"]),
         "initializer_range": 0.02,
         "use_cache": True,
         "dtype": dtype,
@@ -118,7 +104,7 @@ def is_pretrained_folder(path: Path) -> bool:
 
 
 def read_raw_config(folder: Path) -> dict[str, Any]:
-    """A folder's config.json. Raises CheckpointError naming a key that no GPT-2 has with this value."""
+    """A folder's config.json. Raises CheckpointError for a value that no GPT-2 has."""
     path = folder / CONFIG
     try:
         config = read_json(path)
@@ -151,14 +137,14 @@ def _check(path: Path, config: Mapping[str, Any], values: Mapping[str, tuple[Any
 
 
 def read_config(folder: Path) -> ModelSettings:
-    """The architecture in a folder's config.json. Raises CheckpointError for a key that we do not train with."""
+    """The architecture in config.json. Raises CheckpointError if it cannot be trained here."""
     model, _ = read_variant(folder)
     _check(folder / CONFIG, read_raw_config(folder), {**_OURS, "n_inner": (4 * model.n_embd, None)})
     return model
 
 
 def read_variant(folder: Path) -> tuple[ModelSettings, Variant]:
-    """The architecture of any GPT-2, to use it. Raises CheckpointError naming a key that is missing or not GPT-2's."""
+    """The architecture of any GPT-2. Raises CheckpointError for a missing key or wrong value."""
     path, config = folder / CONFIG, read_raw_config(folder)
     try:
         model = ModelSettings(
@@ -184,21 +170,22 @@ def read_variant(folder: Path) -> tuple[ModelSettings, Variant]:
 
 
 def find_weights(folder: Path, *others: str) -> tuple[Path, dict[str, Path]]:
-    """A folder's weight file; or its index, with the file of each tensor. `others` are older names of such a file.
+    """A folder's weight file; or its index, with the file of each tensor.
 
-    Raises CheckpointError if there is neither, or a file that the index names is missing.
+    `others` are older names of a weight file. Raises CheckpointError if there is none, or a file in
+    the index is missing.
     """
     for name in (WEIGHTS, *others):
         if (folder / name).is_file():
             return folder / name, {}
         index = folder / f"{name}.index.json"
         if index.is_file():
-            return index, read_index(index)
+            return index, _read_index(index)
     cure = "" if others else "; save the model with safetensors first"
     raise CheckpointError(f"{folder}: no {' and no '.join((WEIGHTS, *others))}, nor an index of its parts{cure}")
 
 
-def read_index(index: Path) -> dict[str, Path]:
+def _read_index(index: Path) -> dict[str, Path]:
     """The file of each tensor. Raises CheckpointError if a file is missing."""
     try:
         parts = read_json(index)
@@ -216,10 +203,11 @@ def read_index(index: Path) -> dict[str, Path]:
 
 
 def check_finetune(model: ModelSettings, name: str, folder: Path, ours: Tokenizer | None) -> None:
-    """Check that the model `name`, whose run has the tokenizer `ours` (None: not trained yet), can start from `folder`.
+    """Raise ConfigError if the model `name` cannot start from `folder`.
 
-    The sizes must be equal; seq_len and the vocabulary may be smaller, and the surplus rows are left out. A vocabulary
-    may also have all tokens of the folder's and more. Dropout is taken from the run's settings. Raises ConfigError.
+    `ours` is the tokenizer of its run; None before it is trained. The sizes must be equal, except
+    that seq_len and the vocabulary may be smaller, which leaves rows out. The vocabulary may also
+    have all tokens of the folder's and more. Dropout is the run's own.
     """
     key = f"models.{name}.finetune"
     if not is_pretrained_folder(folder):
@@ -237,10 +225,10 @@ def check_finetune(model: ModelSettings, name: str, folder: Path, ours: Tokenize
     except CheckpointError as error:
         raise ConfigError(f"{key}: {error}") from None
     for size in ("n_layer", "n_head", "n_embd", "seq_len"):
-        wanted, found = getattr(model, size), getattr(theirs, size)
-        if wanted > found if size == "seq_len" else wanted != found:
-            most = " positions; that many or fewer can be trained" if size == "seq_len" else f"; set it to {found}"
-            raise ConfigError(f"models.{name}.model.{size} is {wanted}, but {folder / CONFIG} has {found}{most}")
+        wanted, stored = getattr(model, size), getattr(theirs, size)
+        if wanted > stored if size == "seq_len" else wanted != stored:
+            cure = " positions; that many or fewer can be trained" if size == "seq_len" else f"; set it to {stored}"
+            raise ConfigError(f"models.{name}.model.{size} is {wanted}, but {folder / CONFIG} has {stored}{cure}")
     wanted, rows = model.vocab_size, theirs.vocab_size
     true = true_vocabulary(rows, folder)
     if true != wanted and (wanted < true if ours is None else grown_rows(folder, ours, wanted) is None):

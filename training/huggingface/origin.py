@@ -1,9 +1,9 @@
-"""training.json in a Hugging Face folder of ours: what the model was trained on, and a hash of each file we wrote.
+"""training.json in our Hugging Face folders: the training data, and a hash of each file.
 
-    {"format": 1, "iteration": 320000, "consumed_samples": 163840000, "split": "949,50,1", "data": "…",
-     "files": {"model.safetensors": {"size": 497774208, "xxh3": "…"}, …}}
+    {"format": 1, "iteration": 320000, "consumed_samples": 163840000, "split": "949,50,1",
+     "data": "…", "files": {"model.safetensors": {"size": 497774208, "xxh3": "…"}, …}}
 
-`transformers` ignores the file. run.json, the card of the merge, is not listed: it has a date. Imports no torch.
+`transformers` ignores the file. It does not list run.json, which has a date. Imports no torch.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the weights of a folder come from; None for what is not known."""
+    """Where the weights of a folder come from; None where unknown."""
 
     iteration: int | None = None
     """Optimiser steps of the run."""
@@ -52,12 +52,12 @@ class Origin:
 
     @classmethod
     def of_facts(cls, iteration: int | None, samples: int | None, facts: Mapping[str, Any]) -> Self:
-        """An origin whose other fields are those `facts` that name them."""
+        """An origin that takes its other fields from `facts`."""
         return cls(iteration, samples, **{field.name: facts.get(field.name) for field in fields(cls)[2:]})
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The known fields, without the position in the run."""
+        """The known fields without the position in the run."""
         return {field.name: value for field in fields(self)[2:] if (value := getattr(self, field.name)) is not None}
 
 
@@ -67,9 +67,9 @@ def shard_name(number: int, count: int) -> str:
 
 
 def write_origin(folder: Path, origin: Origin | None, known: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-    """Write training.json for a folder that is otherwise complete; without an origin it lists the files only.
+    """Write training.json, the last file of a folder; without an origin it lists only the files.
 
-    `known` has the entries of files that were hashed while they were written.
+    `known` has the entries of files that were hashed during the write.
     """
     known = known or {}
     files = {path.name: known.get(path.name) or digest(path) for path in sorted(folder.iterdir())}
@@ -77,7 +77,7 @@ def write_origin(folder: Path, origin: Origin | None, known: Mapping[str, Mappin
 
 
 def check_hash(path: Path) -> None:
-    """Compare a file with its hash in the folder's training.json, if it is there. Raises CheckpointError."""
+    """Raise CheckpointError if a file differs from its hash in the folder's training.json."""
     known = _read(path.parent).get("files", {}).get(path.name)
     if known and digest(path) != known:
         raise CheckpointError(
@@ -87,9 +87,9 @@ def check_hash(path: Path) -> None:
 
 
 def check_files(folder: Path) -> list[Path]:
-    """Compare every file that the folder's training.json lists; returns them, none if it is no folder of ours.
+    """The files in the folder's training.json; none in a folder of another origin.
 
-    Raises CheckpointError naming a file that is missing or differs.
+    Raises CheckpointError naming a file that is missing or differs from its hash.
     """
     files = [folder / name for name in _read(folder).get("files", {})]
     if not files and (folder / NAME).exists():
@@ -111,7 +111,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """Where the weights of a folder of ours come from; None if not recorded. Values of another type are left out."""
+    """The recorded origin, without values of a wrong type; None if there is no training.json."""
     raw = _read(folder)
     known = {
         field.name: raw.get(field.name) for field in fields(Origin) if type(raw.get(field.name)) in get_args(field.type)
@@ -120,10 +120,7 @@ def read_origin(folder: Path) -> Origin | None:
 
 
 def first_changed_file(folder: Path) -> Path | None:
-    """The first entry of a Hugging Face folder that is not as we wrote it; None if the folder can safely be replaced.
-
-    A file is ours if training.json has its size and checksum.
-    """
+    """The first entry that differs from training.json; None if the folder may be replaced."""
     raw = _read(folder)
     files = raw.get("files", {})
     ours = {*files, NAME, CARD} if raw else set()

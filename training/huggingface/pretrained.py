@@ -1,7 +1,7 @@
 """Load a GPT-2 from a Hugging Face folder. `convert.targets.huggingface` writes such folders.
 
-Their layout differs from ours twice: linear layers are Conv1D, stored [in, out]; and the qkv columns are ordered
-[(q, k, v), head, dim], our rows [head, (q, k, v), dim].
+Their layout differs from ours twice: linear layers are Conv1D, stored [in, out]; and the qkv
+columns are ordered [(q, k, v), head, dim], our rows [head, (q, k, v), dim].
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -34,10 +34,11 @@ def convert_tensors(
     wanted: Container[str] | None = None,
     variant: Variant | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield Hugging Face's tensors (with or without `transformer.`) with our names and layout, one at a time.
+    """Yield Hugging Face's tensors with our names and layout, one at a time.
 
-    `wanted` holds our names of the tensors to yield; None yields all. `variant` None is the one that we train. Raises
-    CheckpointError before the first tensor if any is missing, unknown or of another shape, or a tied head is no copy.
+    `wanted` holds our names of the tensors to yield; None yields all. `variant` None is our own
+    model. Raises CheckpointError before the first tensor if one is missing, unknown or of another
+    shape, or a tied head differs from the embedding.
     """
     variant = variant or Variant(4 * model.n_embd)
     expected = set(all_names(model.n_layer, variant.tied))
@@ -72,7 +73,8 @@ def open_weights(
 ) -> tuple[list[Path], dict[str, Stored]]:
     """A folder's weight files, its index last, and their tensors by the names in the files.
 
-    `others`: see `find_weights`. Raises CheckpointError for a tensor that is in two files, or not where the index says.
+    `others`: see `find_weights`. Raises CheckpointError for a tensor that is in two files or not in
+    the file that the index names.
     """
     path, listed = find_weights(folder, *others)
     files = sorted(set(listed.values())) or [path]
@@ -90,10 +92,10 @@ def open_weights(
 
 
 def read_tensors(folder: Path, *others: str) -> dict[str, Readable]:
-    """The tensors in a folder's weight files, with Hugging Face's names and layout; none has been read.
+    """The tensors in a folder's weight files, with Hugging Face's names and layout, not read yet.
 
-    `others`: see `find_weights`. Raises CheckpointError for a file that is damaged, or is not the one whose hash is in
-    a training.json of ours.
+    `others`: see `find_weights`. Raises CheckpointError for a file that is damaged or differs from
+    its hash in a training.json of ours.
     """
 
     def read(file: Path) -> Mapping[str, Readable]:
@@ -104,7 +106,7 @@ def read_tensors(folder: Path, *others: str) -> dict[str, Readable]:
 
 
 def _read_old_file(file: Path) -> dict[str, Tensor]:
-    """The tensors of a pytorch_model.bin, mapped if torch 1.6 or newer wrote it, and compared with their CRC32."""
+    """The tensors of a pytorch_model.bin; since torch 1.6 memory-mapped, with a checked CRC32."""
     try:
         if zipped := is_zipfile(file):
             with ZipFile(file) as archive:
@@ -120,7 +122,7 @@ def _read_old_file(file: Path) -> dict[str, Tensor]:
 
 
 def load_pretrained(folder: Path) -> tuple[ModelSettings, Variant, dict[str, Tensor]]:
-    """Architecture and weights, in our layout, of any GPT-2 in safetensors files or pytorch_model.bin."""
+    """Architecture and weights, in our layout, of any GPT-2 in safetensors or pytorch_model.bin."""
     model, variant = read_variant(folder)
     tensors = read_tensors(folder, OLD_WEIGHTS)
     try:
@@ -132,10 +134,11 @@ def load_pretrained(folder: Path) -> tuple[ModelSettings, Variant, dict[str, Ten
 def load_finetune(
     parameters: Mapping[str, nn.Parameter], model: ModelSettings, folder: Path, ours: Tokenizer, seed: int
 ) -> int:
-    """Fill this rank's parameters, in any layout, one tensor at a time; returns the number of new tokens.
+    """Fill this rank's parameters, one tensor at a time; returns the number of new tokens.
 
-    `check_finetune` has accepted the folder. Embeddings of tokens that `ours`, the tokenizer of the run, has in
-    addition get the initial values of `seed`. Raises CheckpointError on all ranks if its tensors are not a GPT-2's.
+    `check_finetune` has accepted the folder. New tokens, which only the run's tokenizer `ours` has,
+    get the initial values of `seed`. Raises CheckpointError on all ranks if the tensors are not a
+    GPT-2's.
     """
     tensors = read_tensors(folder)
     rows = torch.tensor(grown_rows(folder, ours, model.vocab_size) or [])

@@ -1,19 +1,19 @@
-"""Read and write the tokenizer of a Hugging Face folder, and distinguish tokens from padding rows. Imports no torch."""
+"""The tokenizer of a Hugging Face folder, and which embedding rows are tokens. Imports no torch."""
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from common.errors import InputError
 from common.files import write_json, write_text
 from common.tokenizer import Tokenizer
-from common.vocabulary import END_OF_TEXT, Vocabulary, VocabularyFiles, to_json, token_count
+from common.vocabulary import END_OF_TEXT, VocabularyFiles, to_json, token_count
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, seq_len: int) -> None:
-    """Write tokenizer.json, which `transformers` 5 needs, and vocab.json and merges.txt, which older programs need."""
-    vocabulary = tokenizer.vocabulary
-    write_json(folder / "tokenizer.json", to_json(vocabulary), indent=False)
+    """Write tokenizer.json for `transformers` 5, vocab.json and merges.txt for older programs."""
+    vocabulary, content = tokenizer.vocabulary, to_json(tokenizer.vocabulary)
+    added = {str(token.pop("id")): token for token in map(dict, content["added_tokens"])}
+    write_json(folder / "tokenizer.json", content, indent=False)
     if isinstance(tokenizer.files, VocabularyFiles):
         shutil.copyfile(tokenizer.files.encoder_json, folder / "vocab.json")
         shutil.copyfile(tokenizer.files.vocab_bpe, folder / "merges.txt")
@@ -27,15 +27,9 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, seq_len: int) -> None:
             "model_max_length": seq_len,
             "add_prefix_space": False,
             **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT),
-            **({"added_tokens_decoder": added_tokens_decoder(vocabulary)} if vocabulary.added else {}),
+            **({"added_tokens_decoder": added} if vocabulary.added else {}),
         },
     )
-
-
-def added_tokens_decoder(vocabulary: Vocabulary) -> dict[str, dict[str, Any]]:
-    """What tokenizer_config.json has under this name."""
-    tokens = to_json(vocabulary)["added_tokens"]
-    return {str(token["id"]): {key: value for key, value in token.items() if key != "id"} for token in tokens}
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
@@ -48,12 +42,12 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def true_vocabulary(rows: int, folder: Path) -> int:
-    """The number of an embedding's `rows` that are tokens, all where no tokenizer says so; the rest are padding."""
+    """How many `rows` of an embedding are tokens, not padding: all if there is no tokenizer."""
     return min(token_count(folder) or rows, rows)
 
 
 def vocabulary_size(tokenizer: Tokenizer | None) -> int | None:
-    """The size of a tokenizer's vocabulary; None if it is absent or not GPT-2's (encoding text with it says why)."""
+    """The size of a tokenizer's vocabulary; None without one, or if it is not GPT-2's."""
     try:
         return tokenizer.vocab_size if tokenizer is not None else None
     except InputError:
@@ -61,7 +55,7 @@ def vocabulary_size(tokenizer: Tokenizer | None) -> int | None:
 
 
 def grown_rows(folder: Path, ours: Tokenizer, rows: int) -> list[int] | None:
-    """For each of the `rows` tokens of `ours`, its row in a folder's embedding, -1 for a new one.
+    """For each of the `rows` tokens of `ours`, its row in a folder's embedding; -1 for a new token.
 
     None unless `ours` has all tokens of the folder's tokenizer, and more.
     """

@@ -1,1 +1,1 @@
-"""Use a trained model on one device: `load` it, `kv_cache` its keys and values, continue texts by `sampling`."""
+"""A trained model on one device: `load` it, cache keys and values, continue texts by `sampling`."""

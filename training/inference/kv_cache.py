@@ -1,11 +1,11 @@
 """Cache keys and values between tokens, so that a forward pass computes only the new token.
 
     with kv_cache(model, rows=2, length=256) as next_logits:
-        logits = next_logits({0: [50256, 464], 1: [50256, 15496, 11]})             # computes both texts
-        logits = next_logits({0: [50256, 464, 1351], 1: [50256, 15496, 11, 314]})  # computes their last tokens
-        logits = next_logits({1: [50256, 15496, 11, 314, 716]})                    # text 0 has ended
+        next_logits({0: [50256, 464], 1: [50256, 15496, 11]})  # computes both texts, returns logits
+        next_logits({0: [50256, 464, 1351], 1: [50256, 15496, 11, 314]})  # computes the last tokens
+        next_logits({1: [50256, 15496, 11, 314, 716]})         # text 0 has ended
 
-The model is unaware of the cache: each layer's attention is replaced from outside, and restored at the end.
+The model is unaware of the cache: each layer's attention is replaced from outside, then restored.
 Shapes are those of `training.model`; S is the number of positions in use.
 """
 
@@ -29,12 +29,12 @@ NextLogits = Callable[[Mapping[int, Sequence[int]]], Tensor]
 def kv_cache(model: GPT2, rows: int, length: int) -> Iterator[NextLogits]:
     """Yield `next_logits` for `rows` texts of any length; each call adds one token per text.
 
-    A text that is not given has ended: its row leaves the cache, so that nothing is computed for it any more.
-    The cache has room for `length` tokens per text, the longest that a text will get, or for seq_len if that is less.
-    Texts are padded on the right, which causal attention ignores, and a new token overwrites the padding: every
-    row has its own positions from 0, and up to rounding the logits that it has alone. Of a text longer than seq_len
-    only the last seq_len tokens are used. Each token shifts that window and so the position of every token in it: the
-    cache is invalid, and every text is recomputed. Dropout and gradients are off.
+    A text that is not given has ended: its row leaves the cache. The cache has room for `length`
+    tokens per text, the longest that a text will get, or for seq_len if that is less. Texts are
+    padded on the right, which causal attention ignores, and a new token overwrites the padding:
+    every row has its own positions from 0, and, up to rounding, the logits that it has alone. Of a
+    longer text than seq_len only the last seq_len tokens are used. Each token shifts that window,
+    so the cache is invalid and every text is recomputed. Dropout and gradients are off.
     """
     settings, weight = model.settings, model.wte.weight
     room = min(length, settings.seq_len)

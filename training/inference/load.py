@@ -1,6 +1,6 @@
-"""Load a trained model for use on one device: from a Hugging Face folder, a model folder, or one checkpoint.
+"""Loads a trained model on one device: from a Hugging Face folder, a model folder or a checkpoint.
 
-Variants of GPT-2, which are used and never trained, are applied to a model from outside before it gets its weights.
+A variant of GPT-2, which is used and never trained, changes the model before it gets its weights.
 """
 
 from contextlib import suppress
@@ -28,7 +28,7 @@ from training.tensors import HEAD, VOCABULARY
 
 
 def model_from_weights(settings: ModelSettings, weights: dict[str, Tensor], variant: Variant | None = None) -> GPT2:
-    """A model in evaluation mode that uses `weights` (full tensors in our layout, no padding) without a copy."""
+    """A model in evaluation mode on `weights`, full tensors in our layout, without a copy."""
     with torch.device("meta"):
         model = GPT2(settings)
         if variant is not None:
@@ -39,17 +39,16 @@ def model_from_weights(settings: ModelSettings, weights: dict[str, Tensor], vari
 
 
 def tokenizer_for(manifest: Manifest) -> Tokenizer | None:
-    """The tokenizer of the run; None if its data were tokenized with another vocabulary."""
+    """The tokenizer of the run; None if the data have another vocabulary."""
     tokenizer = Tokenizer(vocabulary_files(manifest.tokenize.encoder_json, manifest.tokenize.vocab_bpe))
     same = tokenizer.vocab_size == manifest.experiment.model.vocab_size
     return tokenizer if same and manifest.end_of_text == tokenizer.end_of_text else None
 
 
 def origin_in(manifest: Manifest) -> Origin:
-    """The origin that a checkpoint records: the run that wrote it."""
-    train, progress = manifest.experiment.train, manifest.progress
-    facts = {**train.model_dump(), "data": manifest.data}
-    return Origin.of_facts(progress.iteration, progress.consumed_samples, facts)
+    """The origin that a checkpoint records."""
+    facts = {**manifest.train.model_dump(), "data": manifest.data}
+    return Origin.of_facts(manifest.iteration, manifest.consumed_samples, facts)
 
 
 def origin_of(path: Path) -> Origin:
@@ -65,8 +64,8 @@ def origin_of(path: Path) -> Origin:
 def load_model(path: Path) -> tuple[GPT2, Tokenizer | None]:
     """The model in `path`, on the GPU if there is one, and its tokenizer if it is known.
 
-    Rows of a Hugging Face embedding that its tokenizer does not know are left out, with a note on stderr. Raises
-    CheckpointError if `path` is neither a Hugging Face GPT-2 nor holds a complete checkpoint.
+    Leaves out padding rows of a Hugging Face embedding, with a note on stderr. Raises
+    CheckpointError if `path` is no Hugging Face GPT-2 and has no complete checkpoint.
     """
     variant = None
     if is_pretrained_folder(path):
@@ -79,12 +78,12 @@ def load_model(path: Path) -> tuple[GPT2, Tokenizer | None]:
             weights |= {name: weights[name][:true] for name in VOCABULARY if name in weights}
     else:
         manifest = checkpoint.resolve(path)
-        settings, weights = manifest.experiment.model, checkpoint.load_weights(manifest)
-        tokenizer = tokenizer_for(manifest)
+        settings, weights, tokenizer = manifest.model, checkpoint.load_weights(manifest), tokenizer_for(manifest)
+    model = model_from_weights(settings, weights, variant)
     if torch.cuda.is_available():
-        return model_from_weights(settings, weights, variant).to("cuda"), tokenizer
+        return model.to("cuda"), tokenizer
     keep_freed_memory()
-    return model_from_weights(settings, weights, variant), tokenizer
+    return model, tokenizer
 
 
 def require_tokenizer(tokenizer: Tokenizer | None, path: Path) -> Tokenizer:
@@ -96,11 +95,8 @@ def require_tokenizer(tokenizer: Tokenizer | None, path: Path) -> Tokenizer:
     return tokenizer
 
 
-# ------------------------------------------------------------------------------------------------------------- variants
-
-
 class ExactGeluLinear(GeluLinear):
-    """A matrix product and GELU in its exact form."""
+    """A matrix product and exact GELU."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) -> (…, out)."""
@@ -115,7 +111,7 @@ class UntiedHead(Head):
         self.weight = nn.Parameter(torch.empty(vocabulary, width))
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """(B, T, C), (V, C) of the embedding, which is not used -> (B, T, V)."""
+        """(B, T, C), unused (V, C) of the embedding -> (B, T, V)."""
         return super().forward(x, self.weight)
 
 

@@ -19,14 +19,14 @@ from training.inference.kv_cache import kv_cache
 from training.model import GPT2
 
 Show = Callable[[str], None]
-"""Called with the first text of a batch after each of its tokens: a prefix of the text that is yielded at the end."""
+"""Called with a batch's first text after each of its tokens: a prefix of the final text."""
 
 _SEEDS = 2**64
 _BATCH = 8  # texts per batch; at 124M a text of 1,024 tokens keeps 75 MB of keys and values
 
 
 def sample_token(logits: Tensor, options: GenerateSettings, generator: Generator) -> int:
-    """One token id from logits (V,): the most likely one at temperature 0, else drawn from the top k and the top p."""
+    """One token id from logits (V,): the likeliest at temperature 0, else from top k and top p."""
     if options.temperature == 0:
         return int(logits.argmax())
     ids = torch.arange(len(logits))
@@ -43,12 +43,12 @@ def sample_token(logits: Tensor, options: GenerateSettings, generator: Generator
 
 
 def penalise_repetition(logits: Tensor, text: Sequence[int], penalty: float) -> Tensor:
-    """Logits (V,) with those of the tokens in `text` lowered by a factor (Keskar et al. 2019, section 4.1)."""
+    """Logits (V,), lower for tokens in `text` (Keskar et al. 2019, section 4.1)."""
     if penalty == 1 or not text:
         return logits
     seen = torch.tensor(sorted(set(text)))
-    found = logits[seen]
-    return logits.index_copy(0, seen, torch.where(found < 0, found * penalty, found / penalty))
+    lowered = logits[seen]
+    return logits.index_copy(0, seen, torch.where(lowered < 0, lowered * penalty, lowered / penalty))
 
 
 def continue_tokens(
@@ -62,11 +62,10 @@ def continue_tokens(
 ) -> list[list[int]]:
     """The continuation of each prompt, at most `max_tokens` tokens, computed as one batch.
 
-    `goes_on` gets each token with the number of its prompt; if it returns False, that is the last token of its text.
-
-    An empty prompt begins with an end-of-text, which training texts follow; any other stands alone, as in
-    transformers, so that both give the same greedy text. Ids from `vocab_size` on (default: none) are never chosen. A
-    text depends on its own seed (default `options.seed`), not on the rest of the batch.
+    `goes_on` gets each token with the number of its prompt; if it returns False, that is the last
+    token of its text. An empty prompt begins with an end-of-text, which training texts follow; any
+    other stands alone, as in transformers. Ids from `vocab_size` on are never chosen. A text
+    depends on its own seed (default `options.seed`), not on the rest of the batch.
     """
     texts = [list(prompt) or [end_of_text] for prompt in prompts]
     starts = list(map(len, texts))
@@ -76,9 +75,9 @@ def continue_tokens(
         for _ in range(options.max_tokens):
             logits = next_logits({row: texts[row] for row in growing}).cpu()
             ended = set()
-            for row, found in zip(growing, logits, strict=True):
-                found = penalise_repetition(found, texts[row], options.repetition_penalty)
-                token = sample_token(found[:vocab_size], options, generators[row])
+            for row, scores in zip(growing, logits, strict=True):
+                scores = penalise_repetition(scores, texts[row], options.repetition_penalty)
+                token = sample_token(scores[:vocab_size], options, generators[row])
                 if token != end_of_text:
                     texts[row].append(token)
                 if token == end_of_text or not goes_on(row, token):
@@ -102,7 +101,7 @@ def generate(
     samples: int = 1,
     show: Show | None = None,
 ) -> Iterator[str]:
-    """Yield `samples` texts per prompt, in the order of the prompts: the prompt and its continuation.
+    """Yield `samples` texts per prompt, prompt by prompt: the prompt and its continuation.
 
     Raises InputError before anything is computed if a prompt does not fit the model's context.
     """
@@ -135,25 +134,25 @@ def _generate_batch(
     """The texts of some prompts, each given with its tokens and the seed of its text."""
     prompts, tokens, seeds = zip(*batch, strict=True)
     stops = [stop.encode() for stop in options.stop]
-    found = [b""] * len(batch)  # the continuations
+    continuations = [b""] * len(batch)
 
     def goes_on(row: int, token: int) -> bool:
-        found[row] += tokenizer.vocabulary.tokens[token]
-        decided, ends = decided_bytes(found[row], stops)
+        continuations[row] += tokenizer.vocabulary.tokens[token]
+        decided, ends = decided_bytes(continuations[row], stops)
         if ends:
-            found[row] = found[row][:decided]
+            continuations[row] = continuations[row][:decided]
         if show and row == 0:  # without the first bytes of a character that is not complete
-            show(prompts[0] + getincrementaldecoder("utf-8")("replace").decode(found[0][:decided]))
+            show(prompts[0] + getincrementaldecoder("utf-8")("replace").decode(continuations[0][:decided]))
         return not ends
 
     continue_tokens(model, tokens, options, tokenizer.end_of_text, seeds, goes_on, tokenizer.vocab_size)
-    return [prompt + text.decode("utf-8", "replace") for prompt, text in zip(prompts, found, strict=True)]
+    return [prompt + text.decode("utf-8", "replace") for prompt, text in zip(prompts, continuations, strict=True)]
 
 
 def decided_bytes(text: bytes, stops: Sequence[bytes]) -> tuple[int, bool]:
     """The number of bytes that no later stop string can remove, and whether the text ends there."""
-    found = [at for stop in stops if (at := text.find(stop)) >= 0]
-    if found:
-        return min(found), True
+    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+    if ends:
+        return min(ends), True
     begun = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
     return len(text) - max(begun, default=0), False

@@ -1,4 +1,4 @@
-"""CUDA kernels for what the compiler leaves on the table, each op beside its PyTorch reference.
+"""CUDA kernels, each op beside its PyTorch reference. Nothing here needs a GPU.
 
-`build.py` compiles csrc/, `library.py` calls it and knows which kernels are used. Nothing here needs a GPU.
+`build.py` compiles csrc/, `library.py` calls it and knows which kernels are used.
 """

@@ -3,9 +3,9 @@
     python -m training.kernels build
     python -m training.kernels check
 
-A training compiles them itself when it needs them. `build` does so beforehand: for the GPU of this machine, on one
-without a GPU for all that nvcc knows. `check` runs every kernel on the GPU beside PyTorch.
-Without a GPU every op runs in PyTorch. `python -m benchmarks.gpu` times them.
+A training compiles them itself when it needs them. `build` does so beforehand: for the GPU of this
+machine, on one without a GPU for all that nvcc knows. `check` runs every kernel on the GPU beside
+PyTorch. Without a GPU every op runs in PyTorch. `python -m benchmarks.gpu` times them.
 """
 
 import sys
@@ -34,7 +34,7 @@ def build_library() -> int:
 
 
 def check() -> int:
-    """Print a row per kernel; returns the exit code: 1 if a kernel fails, or gives another result than PyTorch."""
+    """Print a row per kernel; returns the exit code: 1 if one fails or differs from PyTorch."""
     import torch
 
     from training.kernels import library

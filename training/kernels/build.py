@@ -1,9 +1,9 @@
-"""Compiles csrc/ to a shared library in the user's cache folder, once per sources, compiler and architecture.
+"""Compiles csrc/ to a shared library in the user's cache, per sources, compiler and architecture.
 
     path = build(nvcc(90))
 
-The folder is $URLS_TO_GPT2_KERNELS, else urls-to-gpt2/kernels in $XDG_CACHE_HOME or ~/.cache. A library appears there
-complete or not at all. Two processes that want the same one build it once: the second waits for the system's lock.
+The folder is $URLS_TO_GPT2_KERNELS, else urls-to-gpt2/kernels in $XDG_CACHE_HOME or ~/.cache. A
+library appears there complete or not at all; of two processes that want it, one waits.
 """
 
 import hashlib
@@ -33,12 +33,11 @@ class Compiler:
 
     path: str
     flags: tuple[str, ...]
-    target: str
-    """What it compiles for, part of the library's name: sm_80, all-major, host."""
+    target: str  # what it compiles for, part of the library's name: sm_80, all-major, host
 
     @property
     def library(self) -> Path:
-        """The path of its library, named after everything that it depends on. Raises KernelError if it does not run."""
+        """The path of its library, whose name has a hash of all inputs. Raises KernelError."""
         key = _digest(_version(self.path), self.path, *self.flags)
         return cache_folder() / f"{_stem()}{self.target}-{key}.so"
 
@@ -52,7 +51,7 @@ def cache_folder() -> Path:
 
 
 def find_nvcc() -> str | None:
-    """The path of nvcc: of $CUDA_HOME or $CUDA_PATH, else on $PATH, among pip's packages, or in /usr/local/cuda."""
+    """The path of nvcc in $CUDA_HOME, $CUDA_PATH, on $PATH, of pip, or in /usr/local/cuda."""
     folders = [f"{os.environ[name]}/bin" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     packaged = [str(folder) for site in sys.path for folder in sorted(Path(site).glob("nvidia/cu*/bin"), reverse=True)]
     places = [*folders, os.environ.get("PATH", os.defpath), *packaged, "/usr/local/cuda/bin"]
@@ -60,7 +59,7 @@ def find_nvcc() -> str | None:
 
 
 def nvcc(capability: int = 0) -> Compiler:
-    """nvcc for devices of a compute capability (90: sm_90); 0: for all that it knows, and newer ones.
+    """nvcc for devices of a compute capability (90: sm_90); 0: for all known and newer ones.
 
     Raises KernelError if there is no nvcc.
     """
@@ -76,14 +75,15 @@ def nvcc(capability: int = 0) -> Compiler:
 
 def find_libraries(capability: int) -> list[Path]:
     """Cached libraries of any compiler from these sources for this device, newest first."""
-    found = [path for target in (_EVERY, f"sm_{capability}") for path in cache_folder().glob(f"{_stem()}{target}-*.so")]
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    targets = (_EVERY, f"sm_{capability}")
+    paths = [path for target in targets for path in cache_folder().glob(f"{_stem()}{target}-*.so")]
+    return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def build(compiler: Compiler, limit: float = _LIMIT) -> Path:
     """Compile the sources, unless the library exists; returns its path.
 
-    Raises KernelError with the compiler's first error, after `limit` seconds of compiling, and where the cache folder
+    Raises KernelError with the compiler's first error, after `limit` seconds, or if the folder
     cannot be written.
     """
     library = compiler.library

@@ -1,4 +1,4 @@
-"""One case per kernel on the shapes of a run, for `check`, the choice of kernels and benchmarks.gpu.
+"""One case per kernel on a run's shapes, for `check`, the choice of kernels and benchmarks.gpu.
 
 for case in cases(Shapes(samples=8), torch.device("cuda")):
     verify(case)  # KernelError, if the kernel does not agree with PyTorch
@@ -22,27 +22,22 @@ from training.kernels.residual import add_dropout_norm
 from training.tensors import Sizes, all_names, leaf_of
 
 _RATES = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""How far a result may be from PyTorch's in the same dtype, by the largest value: a few roundings."""
+"""How far a result may be from PyTorch's, by the largest value: a few roundings of each dtype."""
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes that the kernels get in one process; the defaults are GPT-2 345M's at micro-batch 8."""
+    """The shapes that the kernels get in one process; by default GPT-2 345M's at micro-batch 8."""
 
-    samples: int = 8
-    """Of a micro-batch."""
+    samples: int = 8  # of a micro-batch
     seq_len: int = 1024
     n_layer: int = 24
     n_embd: int = 1024
-    vocabulary: int = 50304
-    """Rows of the embedding that this process holds, padding included."""
+    vocabulary: int = 50304  # rows of the embedding that this process holds, padding included
     dropout: float = 0.1
-    dtype: str = "bfloat16"
-    """Of activations and the residual stream."""
-    tensor: int = 1
-    """Ranks that share a layer's matrices."""
-    shards: int = 1
-    """Ranks that share the parameters between steps."""
+    dtype: str = "bfloat16"  # of activations and the residual stream
+    tensor: int = 1  # ranks that share a layer's matrices
+    shards: int = 1  # ranks that share the parameters between steps
 
     def parameters(self) -> list[int]:
         """The size of what this process holds of every parameter of the model."""
@@ -54,18 +49,15 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Case:
-    """One op on one shape, called by its public name; `library.select` decides whether its kernel runs."""
+    """One op on one shape, called by its public name; `library.select` chooses its kernel."""
 
     kernel: str
-    make: Callable[[], list[Any]]
-    """New arguments, the same each time; tensors among them that require a gradient are differentiated."""
+    make: Callable[[], list[Any]]  # new arguments, the same each time; leaves among them are differentiated
     forward: Callable[..., tuple[Tensor, ...]]
-    bytes: int
-    """What forward and backward must read and write at least."""
+    bytes: int  # that forward and backward must read and write at least
     plain: Callable[..., tuple[Tensor, ...]] | None = None
-    """PyTorch's own function, if the op's reference is slower: it has a loop, or draws the kernel's mask."""
-    part: str = "block"
-    """The part of a step it belongs to: `block` and `loss` are compiled graphs, `optimizer` is not."""
+    """PyTorch's own function, if the op's reference is slower: a loop, or the kernel's mask."""
+    part: str = "block"  # of a step: `block` and `loss` are compiled graphs, `optimizer` is not
 
 
 def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
@@ -102,11 +94,9 @@ def _bias_gelu(shapes: Shapes, device: torch.device) -> Case:
     form, dtype = (shapes.samples, shapes.seq_len, 4 * shapes.n_embd // shapes.tensor), getattr(torch, shapes.dtype)
     make = partial(_normal, device, dtype, form, form[-1:], leaves=True)
 
-    def forward(x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        return (bias_gelu(x, bias),)
-
     # x, result; gradient, x, gradient of x
-    return Case("bias_gelu", make, forward, 5 * math.prod(form) * dtype.itemsize)
+    count = 5 * math.prod(form) * dtype.itemsize
+    return Case("bias_gelu", make, lambda x, bias: (bias_gelu(x, bias),), count)
 
 
 def _pack_heads(shapes: Shapes, device: torch.device) -> Case:
@@ -115,21 +105,16 @@ def _pack_heads(shapes: Shapes, device: torch.device) -> Case:
     form = (shapes.samples, shapes.seq_len, width)
     make = partial(_normal, device, dtype, form, (width,), leaves=True)
 
-    def forward(qkv: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        return split_heads(qkv, bias, head_size)
-
     # gradients of q, k and v; gradient of qkv
-    return Case("pack_heads", make, forward, 2 * math.prod(form) * dtype.itemsize)
+    count = 2 * math.prod(form) * dtype.itemsize
+    return Case("pack_heads", make, lambda qkv, bias: split_heads(qkv, bias, head_size), count)
 
 
 def _sum_of_squares(shapes: Shapes, device: torch.device) -> Case:
     sizes = shapes.parameters()
     make = partial(_normal, device, torch.float32, *((size,) for size in sizes))
 
-    def forward(*gradients: Tensor) -> tuple[Tensor, ...]:
-        return (sum_of_squares(gradients),)
-
-    return Case("sum_of_squares", make, forward, 4 * sum(sizes), part="optimizer")
+    return Case("sum_of_squares", make, lambda *each: (sum_of_squares(each),), 4 * sum(sizes), part="optimizer")
 
 
 def _adamw(shapes: Shapes, device: torch.device) -> Case:
@@ -163,7 +148,7 @@ def _adamw(shapes: Shapes, device: torch.device) -> Case:
 
 
 def runner(case: Case, forward: Callable[..., tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
-    """A function that runs forward and backward once: the outputs, then the gradients. Inputs are reused."""
+    """A function that runs forward and backward on the same inputs: outputs, then gradients."""
     inputs = case.make()
     leaves = [tensor for tensor in inputs if isinstance(tensor, Tensor) and tensor.requires_grad]
     slopes: list[Tensor] = []
@@ -180,14 +165,14 @@ def runner(case: Case, forward: Callable[..., tuple[Tensor, ...]]) -> Callable[[
 
 
 def verify(case: Case) -> None:
-    """Run the kernel and PyTorch on the same arguments. Raises KernelError that says how they differ."""
+    """Run the kernel and PyTorch on the same arguments. Raises KernelError if they differ."""
     with library.using([case.kernel]):
-        found = runner(case, case.forward)()
+        results = runner(case, case.forward)()
     with library.using(()):
         expected = runner(case, case.forward)()
-    if not library.loaded(found[0].device):
-        raise KernelError(f"{case.kernel}: no kernels are loaded for {found[0].device.type}")
-    for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+    if not library.loaded(results[0].device):
+        raise KernelError(f"{case.kernel}: no kernels are loaded for {results[0].device.type}")
+    for index, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
         error = (ours.double() - theirs.double()).abs().max()
         size = theirs.double().abs().max()
         if not error <= _RATES[ours.dtype] * size:  # NaN, too
@@ -196,11 +181,11 @@ def verify(case: Case) -> None:
             )
 
 
-# ------------------------------------------------------------------------------------------------------------- timing
+# -------------------------------------------------------------------------------------- timing
 
 
 def time_op(case: Case, ours: bool, least: float = 0.2) -> float:
-    """Milliseconds of the op by our kernel, or by the faster of its reference and what PyTorch has."""
+    """Milliseconds of the op by our kernel, or by the faster of its reference and PyTorch's own."""
     with library.using([case.kernel] if ours else ()):
         ways = [case.forward] if ours or case.plain is None else [case.forward, case.plain]
         return min(milliseconds(runner(case, way), least) for way in ways)

@@ -1,10 +1,11 @@
-"""Attention within documents: Megatron-LM's `reset_attention_mask`, without a mask where that is faster.
+"""Attention within documents (Megatron-LM's `reset_attention_mask`), without a mask if faster.
 
     ends = document_ends(tokens, end_of_text)  # (B, T) -> (B, K)
     y = document_attention(q, k, v, p, ends)
 
-A sample's documents end after each end-of-text, and the last one with the sample. `ends` has their ends; samples with
-fewer documents repeat T, which adds documents without tokens. K is a power of two, so that graphs have few shapes.
+A sample's documents end after each end-of-text, and the last one with the sample. `ends` has their
+ends; samples with fewer documents repeat T, which adds documents without tokens. K is a power of
+two, so that graphs have few shapes.
 """
 
 from typing import cast
@@ -24,8 +25,8 @@ def document_ends(tokens: npt.NDArray[np.int64], end_of_text: int) -> Tensor:
     rows = [np.flatnonzero(row[:-1] == end_of_text) + 1 for row in tokens]
     most = max(map(len, rows)) + 1
     ends = np.full((len(rows), 1 << (most - 1).bit_length()), tokens.shape[1])
-    for row, found in zip(ends, rows, strict=True):
-        row[: len(found)] = found
+    for row, edges in zip(ends, rows, strict=True):
+        row[: len(edges)] = edges
     return torch.from_numpy(ends)
 
 
@@ -36,7 +37,7 @@ def concatenated(ends: list[Tensor]) -> Tensor:
 
 
 def document_mask(ends: Tensor, length: int) -> Tensor:
-    """(B, K) -> (B, 1, T, T) bool: True where a token attends, to itself and to those before it in its document."""
+    """(B, K) -> (B, 1, T, T): True where a token attends, to itself and earlier in its document."""
     position = torch.arange(length, device=ends.device)
     document = (position.unsqueeze(1) >= ends.unsqueeze(1)).sum(2)  # (T, 1), (B, 1, K) -> (B, T)
     same = document.unsqueeze(2) == document.unsqueeze(1)
@@ -44,10 +45,10 @@ def document_mask(ends: Tensor, length: int) -> Tensor:
 
 
 def document_attention(q: Tensor, k: Tensor, v: Tensor, p: float, ends: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(hs)) v within documents: (B, nh, T, hs) three times, (B, K) -> (B, nh, T, hs).
+    """softmax(q k^T / sqrt(hs)) v within documents: (B, nh, T, hs) x 3, (B, K) -> (B, nh, T, hs).
 
-    GPUs take FlashAttention on documents of any length; it has no dropout and no float32. CPUs take one document after
-    the other, if there are few. Everything else is PyTorch's attention with a mask.
+    GPUs take FlashAttention, which has neither dropout nor float32. CPUs take a few documents one
+    after the other. Everything else is PyTorch's attention with a mask.
     """
     T, hs = q.shape[2:]
     if q.is_cuda and not p and q.dtype != torch.float32 and hs % 8 == 0:
@@ -69,7 +70,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> Tensor:
 
 
 def _one_by_one(q: Tensor, k: Tensor, v: Tensor, p: float, ends: list[int]) -> Tensor:
-    """One sample: (1, nh, T, hs) three times -> the same shape; with fewer dimensions PyTorch would keep all scores."""
+    """One sample: (1, nh, T, hs) three times -> the same. In 3-D, PyTorch would keep all scores."""
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False) if end > start]
     parts = zip(*(torch.split(each, sizes, dim=2) for each in (q, k, v)), strict=True)
     made = [F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True) for q, k, v in parts]

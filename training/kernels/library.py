@@ -1,9 +1,10 @@
 """The compiled kernels: loading them, calling a launcher, and which of them are selected.
 
-    library.call("gelu_forward", x.device, x, bias, out, x.shape[0], x.shape[1], dtype_code(x.dtype))
+    library.call("bias_gelu", x.device, x, bias, out, rows_of(x), x.shape[-1], dtype_code(x.dtype))
 
-A launcher is a C function of csrc/ whose last argument is a stream and whose result is a cudaError_t. A kernel is used
-where it is selected and its tensor is on a device that has a library; everywhere else the op's reference runs.
+A launcher is a C function of csrc/ whose last argument is a stream and whose result is a
+cudaError_t. A kernel is used if it is selected and its tensor's device has a library; else the op's
+reference runs.
 """
 
 import ctypes
@@ -19,11 +20,10 @@ from common.console import warn
 from common.errors import KernelError
 from training.kernels.build import build, find_libraries, nvcc
 
-KERNELS = ("add_dropout_norm", "bias_gelu", "pack_heads", "sum_of_squares", "adamw")
-"""Every kernel, by the name that its op asks for."""
+KERNELS = ("add_dropout_norm", "bias_gelu", "pack_heads", "sum_of_squares", "adamw")  # as their ops ask for them
 
-# Blocks of a sum over rows: five for each of an H100's 132 SMs, as many as run at once. The same on every device, so
-# that the order of a sum does not depend on it.
+# Blocks of a sum over rows: five per SM of an H100 (132), which run at once. The same on every
+# device, so that the order of a sum does not depend on it.
 _BLOCKS = 660
 _TILE_WIDTH, _TILE_HEIGHT = 256, 8  # of columns.cuh, where a thread takes eight columns
 
@@ -65,8 +65,8 @@ def empty_like(tensor: Tensor) -> Tensor:
 def call(name: str, device: torch.device, *arguments: Tensor | int | float | ctypes.c_int | None) -> None:
     """Call a launcher on the current stream of a device.
 
-    A tensor becomes its address and must be contiguous, None a null pointer, an int (or bool) int64_t, a float float.
-    Raises KernelError with the name of the CUDA error.
+    A tensor becomes its address and must be contiguous, None a null pointer, an int (or bool)
+    int64_t, a float float. Raises KernelError with the name of the CUDA error.
     """
     library = _libraries.get(device.type)
     if library is None:
@@ -90,7 +90,7 @@ def error_name(library: ctypes.CDLL, error: int) -> str:
 
 
 def select(names: Iterable[str]) -> None:
-    """Use these kernels, and no others, from now on. A model that was compiled before is compiled again."""
+    """Use these kernels and no others from now on; a compiled model is compiled again."""
     global _selected
     _selected = frozenset(names)
 
@@ -124,10 +124,10 @@ def capability() -> int:
 
 @cache
 def prepare(report: bool = True) -> str:
-    """Load the kernels for the current CUDA device, compiling them first if need be. Returns "", or why they cannot be.
+    """Load the kernels for the current CUDA device, or build them; returns "", or the failure.
 
-    Tried once per process: each library in the cache until one runs, then a build. A failure is warned about (`report`;
-    not where there is no device), and then every op runs its reference in PyTorch.
+    Tried once per process: each library in the cache until one runs, then a build. `report`: warn
+    of a failure, unless there is no device; then every op runs its reference.
     """
     if not torch.cuda.is_available():
         return "no CUDA device"
@@ -146,7 +146,7 @@ def prepare(report: bool = True) -> str:
 def use_library(path: Path) -> None:
     """Load the kernels that `build` compiled for CUDA devices.
 
-    Raises KernelError if the file cannot be loaded, or its kernels do not run on the current device.
+    Raises KernelError if the file cannot be loaded, or does not run on the current device.
     """
     library = _load(path)
     error = library.kernels_device(torch.cuda.current_device()) or library.kernels_probe(None)
@@ -169,9 +169,8 @@ def _load(path: Path) -> ctypes.CDLL:
 
 def _use(device: str, library: ctypes.CDLL | None) -> None:
     global _devices
-    if library is None:
-        _libraries.pop(device, None)
-    else:
+    _libraries.pop(device, None)
+    if library is not None:
         _libraries[device] = library
     _devices = frozenset(_libraries)
 

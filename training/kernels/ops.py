@@ -1,15 +1,14 @@
-"""The operations that the model calls: kernels of our own where they are selected, PyTorch's everywhere else.
+"""The operations that the model calls: our kernels where selected, PyTorch's everywhere else.
 
     q, k, v = ops.linear_heads(x, weight, bias, head_size, rounded)
     y = ops.attention(q, k, v, p)
     y = ops.linear(y, weight, bias, rounded)
     y = ops.linear_gelu(y, weight, bias, rounded)
 
-All take plain tensors; `p` is the probability of dropout, 0 outside training. `rounded` is a copy of a weight in the
-type of the products, if the model keeps one (`Stage.keep_rounded_weights`). What PyTorch fuses better than its parts
-suggest stands here in its best form: a bias in the product, a mask that is stored instead of drawn again.
-
-Below are the two ops on a product that have kernels. Their tensors have one type: float32, float16 or bfloat16.
+All take plain tensors; `p` is the probability of dropout, 0 outside training. `rounded` is a copy
+of a weight in the type of the products, if the model keeps one (`Stage.keep_rounded_weights`).
+Below are the two ops on a product that have kernels. Their tensors have one type: float32, float16
+or bfloat16.
 """
 
 from collections.abc import Iterator
@@ -74,9 +73,9 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @contextmanager
 def packed_weights(model: nn.Module, rows: int) -> Iterator[None]:
-    """Keep a second copy of each matrix in oneDNN's layout, for products of about `rows` rows; for inference on a CPU.
+    """Keep a copy of each matrix in oneDNN's layout, for inference with `rows` rows on a CPU.
 
-    For 3 to 64 rows MKL takes 1.4 to 2.3 times as long with the plain layout. Only if that much memory is free.
+    For 3 to 64 rows MKL takes 1.4 to 2.3 times as long without. Only if that much memory is free.
     """
     weights = [one for name, one in model.named_parameters() if one.dim() == 2 and name != "wpe.weight"]
     size = sum(weight.nbytes for weight in weights)
@@ -105,19 +104,19 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, rounded: Tensor | None 
 
 
 def linear_heads(x: Tensor, weight: Tensor, bias: Tensor, head_size: int, rounded: Tensor | None = None) -> Heads:
-    """Queries, keys and values of `linear`: (…, in), (3C, in), (3C,) -> (B, nh, T, hs) three times."""
+    """Queries, keys and values of `linear`: (…, in), (3C, in), (3C,) -> (B, nh, T, hs) x 3."""
     if selected("pack_heads", x):
         return split_heads(linear(x, weight, bias.detach(), rounded), bias.to(x.dtype), head_size)
     return heads_of(linear(x, weight, bias, rounded), head_size)
 
 
-# ----------------------------------------------------------------------------------------------------------------- GELU
+# ---------------------------------------------------------------------------------------- GELU
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """GELU of x + bias in its tanh form (Hendrycks and Gimpel 2016): (…, C), (C,) -> (…, C) of x's type.
+    """GELU of x + bias in its tanh form (Hendrycks and Gimpel 2016): (…, C), (C,) -> (…, C).
 
-    The kernels compute in float32 and round once.
+    The kernels compute in float32 and round once, to x's type.
     """
     if not selected("bias_gelu", x):
         return F.gelu(x + bias, approximate="tanh")
@@ -151,29 +150,22 @@ def _gelu_backward(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, T
     return d_x, d_bias
 
 
-def _gelu_save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gelu_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    x, bias = ctx.saved_tensors
-    d_x, d_bias = _gelu_backward(gradient, x, bias)
-    return d_x, d_bias
-
-
 _gelu.register_fake(lambda x, bias: empty_like(x))
 _gelu_backward.register_fake(lambda gradient, x, bias: (empty_like(x), empty_like(bias)))
-_gelu.register_autograd(_gelu_gradients, setup_context=_gelu_save)
+_gelu.register_autograd(
+    lambda ctx, gradient: _gelu_backward(gradient, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 
 
-# --------------------------------------------------------------------------------------------- queries, keys and values
+# -------------------------------------------------------------------- queries, keys and values
 
 
 def split_heads(qkv: Tensor, bias: Tensor, head_size: int) -> Heads:
-    """(B, T, 3C) -> q, k and v, (B, nh, T, hs) each; `bias`, (3C,), is in qkv already: here it gets its gradient.
+    """(B, T, 3C) -> q, k, v, (B, nh, T, hs) each; `bias`, (3C,), in qkv already, gets a gradient.
 
-    The columns of qkv are ordered [head, (q, k, v), dim]. The kernel puts the gradients of q, k and v together and sums
-    them for the bias, in one pass.
+    The columns of qkv are ordered [head, (q, k, v), dim]. The kernel puts the gradients of q, k and
+    v together and sums them for the bias, in one pass.
     """
     if not selected("pack_heads", qkv):
         return heads_of(qkv + (bias - bias.detach()), head_size)

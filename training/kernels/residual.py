@@ -1,12 +1,12 @@
 """The residual stream: x + dropout(branch) and the LayerNorm that follows.
 
-Dropout draws its mask from `seed`, a (2,) int64 tensor [seed, offset] on x's device, so the backward pass draws it
-again and stores nothing. Kernels and references keep the same elements, bit for bit. With p = 0 `seed` is not read and
-may be None. All tensors have one type: float32, float16 or bfloat16.
+Dropout draws its mask from `seed`, a (2,) int64 tensor [seed, offset] on x's device, so the
+backward pass draws it again and stores nothing; with p = 0 it may be None. Kernels and references
+keep the same elements, bit for bit. All tensors have one type: float32, float16 or bfloat16.
 
-The mask is Philox4x32-10's (Salmon et al. 2011). One call with the counter (group, offset) and the key `seed` gives
-four 32-bit words, that is eight draws of 16 bits, for the elements 8 * group to 8 * group + 7 of a tensor in memory
-order. An element is kept if its draw is less than `kept(p)`.
+The mask is Philox4x32-10's (Salmon et al. 2011). One call with the counter (group, offset) and the
+key `seed` gives four 32-bit words, that is eight draws of 16 bits, for the elements from 8 * group
+on of a tensor in memory order. An element is kept if its draw is less than `kept(p)`.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ NORM_BLOCKS = 528  # of the LayerNorm's backward, each with partial sums: four f
 _GROUP = 8  # elements per call of Philox
 _DRAWS = 1 << 16  # values that a draw may have
 _MASK = 0xFFFFFFFF
-# The multipliers and key increments of the paper; a multiplier less 2^32, so that no product overflows int64
+# The paper's multipliers and key increments; a multiplier less 2^32, so no product overflows int64
 _MULTIPLIERS = (0xD2511F53 - (1 << 32), 0xCD9E8D57 - (1 << 32))
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 
@@ -47,7 +47,7 @@ def reference_add_dropout(x: Tensor, branch: Tensor, p: float, seed: Tensor | No
     return x + branch
 
 
-# --------------------------------------------------------------------------------------------- the mask, in PyTorch
+# -------------------------------------------------------------------------- the mask, in PyTorch
 
 
 def kept(p: float) -> int:
@@ -56,7 +56,7 @@ def kept(p: float) -> int:
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Philox4x32-10: four counter words and two key words -> four words, as int64 in [0, 2^32), broadcast."""
+    """Philox4x32-10: four counter and two key words -> four words, int64 in [0, 2^32)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -74,7 +74,7 @@ def _multiply(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
 
 
 def dropout_mask(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
-    """The elements that dropout keeps: a bool tensor on the seed's device; csrc/common.cuh computes the same bits."""
+    """The elements that dropout keeps: bool, on the seed's device; equal to csrc/common.cuh's."""
     count = shape.numel()
     group = torch.arange(-(-count // _GROUP), device=seed.device)
     key, offset = seed.unbind()
@@ -84,7 +84,7 @@ def dropout_mask(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
     return (draws.flatten()[:count] < kept(p)).view(shape)
 
 
-# ------------------------------------------------------------------------------------------------------ the kernels
+# --------------------------------------------------------------------------------- the kernels
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
@@ -95,7 +95,7 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
 def _norm(
     x: Tensor, branch: Tensor, p: float, seed: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sum, the normed rows, and each row's mean and reciprocal standard deviation in float32."""
+    """The sum, the normed rows, and each row's mean and 1 / standard deviation in float32."""
     assert branch.shape == x.shape and branch.dtype == x.dtype and fit_columns(x, weight, bias)
     assert p == 0 or (seed is not None and seed.shape == (2,) and seed.dtype == torch.int64)
     outputs = _norm_outputs(x)

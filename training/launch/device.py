@@ -22,8 +22,8 @@ _SEGMENTS = "expandable_segments:{}"  # of PYTORCH_CUDA_ALLOC_CONF
 def precision_type(precision: str, device: "torch.device") -> "torch.dtype":
     """The type of activations and matrix products for `train.precision` on a device.
 
-    Parameters and moments are float32 everywhere. Matrices are rounded to this type once per step: into copies, or
-    where they are gathered from data-parallel ranks.
+    Parameters and moments are float32 everywhere. Matrices are rounded to this type once per step:
+    into copies, or where they are gathered from data-parallel ranks.
     """
     import torch
 
@@ -34,10 +34,9 @@ def precision_type(precision: str, device: "torch.device") -> "torch.dtype":
 
 
 def threads_of(launch: Launch, cpus_per_task: int, env: Mapping[str, str] = os.environ) -> int:
-    """The number of threads of this process's computations: `cluster.cpus_per_task`, whatever OMP_NUM_THREADS says.
+    """The threads of this process: `cluster.cpus_per_task`, never OMP_NUM_THREADS.
 
-    0 stands for the cores that Slurm granted to each task, or for an equal share of the cores that this machine grants
-    to the job.
+    0 stands for the cores that Slurm granted to each task, or for an equal share of this machine's.
     """
     if cpus_per_task:
         return cpus_per_task
@@ -50,9 +49,9 @@ def threads_of(launch: Launch, cpus_per_task: int, env: Mapping[str, str] = os.e
 
 
 def set_threads(launch: Launch, cpus_per_task: int) -> None:
-    """Set the threads of torch, and of OpenMP, MKL and OpenBLAS in libraries loaded later; see `threads_of`.
+    """Set the threads of torch, and of OpenMP, MKL and OpenBLAS in libraries loaded later.
 
-    Called before torch is imported, it also sets how torch manages GPU memory, unless the environment does.
+    Called before torch is imported, it also sets how torch manages GPU memory, unless already set.
     """
     threads = threads_of(launch, cpus_per_task)
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
@@ -66,7 +65,7 @@ def set_threads(launch: Launch, cpus_per_task: int) -> None:
 def choose_device(launch: Launch, gpus_per_node: int = 0) -> "torch.device":
     """Select this process's GPU, or the CPU.
 
-    Raises JobError if GPUs were asked for and none is visible, or if there are fewer of them than processes.
+    Raises JobError if GPUs were asked for and none is visible, or if there are too few of them.
     """
     import torch
 
@@ -111,12 +110,11 @@ def _use_segments(device: "torch.device") -> None:
 
 
 def _visible() -> str:
-    """CUDA_VISIBLE_DEVICES, for messages."""
     return repr(os.environ["CUDA_VISIBLE_DEVICES"]) if "CUDA_VISIBLE_DEVICES" in os.environ else "not set"
 
 
 def _driver_error() -> str:
-    """Why CUDA cannot be used, in the words of torch or the driver."""
+    """Why CUDA cannot be used, as torch or the driver says."""
     import torch
 
     try:
@@ -127,7 +125,7 @@ def _driver_error() -> str:
 
 
 def claim_gpu(launch: Launch, device: "torch.device", store: "Store") -> None:
-    """Raises JobError if another process of the job uses the same GPU; NCCL would hang or fail without a reason."""
+    """Raises JobError if another process uses the same GPU: NCCL would hang or fail unexplained."""
     import torch
 
     gpu = str(torch.cuda.get_device_properties(device).uuid)
@@ -140,10 +138,11 @@ def claim_gpu(launch: Launch, device: "torch.device", store: "Store") -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse the memory of freed tensors instead of returning it to the system after every operation.
+    """Let glibc reuse the memory of freed tensors instead of returning it to the system each time.
 
-    A step allocates and frees logits of hundreds of megabytes. If they are mapped again each time, the kernel faults in
-    and zeroes every page again: 1.14 s per iteration instead of 0.67 s at vocabulary 50257, measured on one core.
+    A step allocates and frees logits of hundreds of megabytes. If they are mapped again each time,
+    the kernel faults in and zeroes every page again: 1.14 s per iteration instead of 0.67 s at
+    vocabulary 50257, measured on one core.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc only

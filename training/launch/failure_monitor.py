@@ -1,12 +1,12 @@
 """Notifies all ranks of a job when one of them fails, so that they exit instead of waiting for it.
 
-Without this, they wait in a collective call until the process group's time-out. Each rank holds a connection to a hub,
-a thread of rank 0. A rank that fails sends the reason; a connection that closes without a message means that the
-process died. The hub sends the first failure to all ranks, which exit with its exit code. A rank that still hangs in a
-library some seconds later calls os._exit: it has nothing to save.
+Without this, they wait in a collective call until the process group's time-out. Each rank holds a
+connection to a hub, a thread of rank 0. A rank that fails sends the reason; a connection that
+closes without a message means that the process died. The hub sends the first failure to all ranks,
+which exit with its exit code; one that hangs in a library some seconds later calls os._exit.
 
-A connection carries lines. To the hub: the rank, then {"rank": 3, "message": "…", "code": 2}, or {} at the end of the
-job. From the hub: the first failure, or {} when rank 0 has finished.
+A connection carries lines. To the hub: the rank, then {"rank": 3, "message": "…", "code": 2}, or {}
+at the end of the job. From the hub: the first failure, or {} when rank 0 has finished.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ class Failure(NamedTuple):
 
     def seen_by(self, rank: int) -> str:
         """The message that another rank exits with."""
-        text = f"rank {rank} exits because rank {self.rank} failed: {self.message}"
-        return f"{text}; rerun to resume" if self.code == RESUME_ME else text
+        resume = "; rerun to resume" if self.code == RESUME_ME else ""
+        return f"rank {rank} exits because rank {self.rank} failed: {self.message}{resume}"
 
     def line(self) -> bytes:
         """The failure as it is sent."""
@@ -68,7 +68,6 @@ class Hub:
             await asyncio.Event().wait()  # for the end of the process: to close earlier could discard what was sent
 
     async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve the connection of one rank."""
         try:
             rank = int(await reader.readline())
         except (OSError, ValueError):  # not one of our processes: a port scanner
@@ -91,7 +90,7 @@ class FailureMonitor:
     """One rank's connection to the hub.
 
     with FailureMonitor(rank, host, port) as monitor:
-        …                       # after an error: monitor.fail(failure) returns the one that ends the job
+        …                   # after an error, monitor.fail(failure) returns what ends the job
 
     Rank 0 passes the `hub`, which ends with its process, and exits after all ranks are notified.
     """
@@ -127,7 +126,7 @@ class FailureMonitor:
             self._socket.sendall(line)
 
     def _listen(self) -> None:
-        """Wait for the hub's single message, in a thread, and end this process if it does not exit by itself."""
+        """Wait for the hub's one message, in a thread; end this process if it does not exit."""
         line = b""
         with self._socket, suppress(OSError), self._socket.makefile("rb") as lines:
             line = lines.readline()

@@ -1,18 +1,15 @@
-"""Checks every node of a job before its first step, prints one table, and names a node with a problem.
+"""Checks every node of a job before its first step, prints a table, and names a bad node.
 
-    preflight(world, mesh, folder, model)          # in a job; raises JobError
-    run_preflight(settings, "gpt2_345m")           # a job of its own: python -m cluster.preflight
+preflight(world, mesh, folder, model)          # in a job; raises JobError
+run_preflight(settings, "gpt2_345m")           # a job of its own: python -m cluster.preflight
 
-    node   device          threads  memory free      disk free
-    node1  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
-    node2  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
-
-Each rank checks its device, its memory and the model folder. Rank 0 prints one row per node, with the lowest values of
-its ranks.
+node   device          threads  memory free      disk free
+node1  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
+node2  8 x H100 80GB   8 of 64  78.9 of 79.1 GB  812.3 GB
 """
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,22 +42,25 @@ class Report:
     cores: int
     memory_free: int
     memory_total: int
-    disk_free: int | None = None
-    """None: the file system does not say."""
-    problem: str = ""
-    """Why the model folder cannot be used from here."""
+    disk_free: int | None = None  # None: the file system does not say
+    problem: str = ""  # why the model folder cannot be used from here
 
 
 def preflight(world: World, mesh: "DeviceMesh | None", folder: Path, model: ModelSettings) -> None:
     """Check all nodes and print the table (a collective call).
 
-    Raises JobError on all ranks if a node cannot write to the model folder, or has less space there than a
-    checkpoint of the model needs. Unequal nodes are warnings.
+    Raises JobError on all ranks if a node cannot write to the model folder, or has less space there
+    than a checkpoint of the model needs. Unequal nodes are warnings.
     """
+    import torch
+    import torch.distributed as dist
+
     needed = 4 * 3 * model.parameters  # float32 weights and AdamW's two moments
     reports = all_gather(_inspect(world, folder))
     run_on_rank0(lambda: _check(reports, folder, needed), world.rank)
-    _connect_axes(world, mesh)
+    if mesh is not None:  # a broken network fails here, not in a step
+        for axis in mesh.mesh_dim_names or ():
+            dist.all_reduce(torch.zeros(1, device=world.device), group=mesh.get_group(axis))
 
 
 def _inspect(world: World, folder: Path) -> Report:
@@ -84,18 +84,7 @@ def _inspect(world: World, folder: Path) -> Report:
     return report
 
 
-def _connect_axes(world: World, mesh: "DeviceMesh | None") -> None:
-    """All-reduce over each axis of the mesh, so that a broken network fails here and not in a step."""
-    import torch
-    import torch.distributed as dist
-
-    if mesh is None:
-        return
-    for axis in mesh.mesh_dim_names or ():
-        dist.all_reduce(torch.zeros(1, device=world.device), group=mesh.get_group(axis))
-
-
-# -------------------------------------------------------------------------------------------------- rank 0's checks
+# ------------------------------------------------------------------------------- rank 0's checks
 
 
 def _check(reports: Sequence[Report], folder: Path, needed: int) -> None:
@@ -108,9 +97,9 @@ def _check(reports: Sequence[Report], folder: Path, needed: int) -> None:
 
 
 def _by_node(reports: Sequence[Report]) -> Mapping[str, list[Report]]:
-    nodes: dict[str, list[Report]] = {}
+    nodes = defaultdict[str, list[Report]](list)
     for report in reports:
-        nodes.setdefault(report.node, []).append(report)
+        nodes[report.node].append(report)
     return nodes
 
 
@@ -132,17 +121,17 @@ def describe(reports: Sequence[Report]) -> str:
 
 def find_warnings(reports: Sequence[Report]) -> list[str]:
     """Differences between nodes, one line per kind and node; training continues."""
-    found = []
+    warnings = []
     usual = Counter(report.device for report in reports).most_common(1)[0][0]
     free = median(report.memory_free for report in reports)
     for node, ranks in _by_node(reports).items():
         if other := next((report.device for report in ranks if report.device != usual), ""):
-            found.append(f"{node}: device {other}, elsewhere {usual}")
+            warnings.append(f"{node}: device {other}, elsewhere {usual}")
         if (worst := min(report.memory_free for report in ranks)) < free / 2:
-            found.append(f"{node}: {_gigabytes(worst)} of memory free, elsewhere {_gigabytes(free)}")
+            warnings.append(f"{node}: {_gigabytes(worst)} of memory free, elsewhere {_gigabytes(free)}")
         if ranks[0].threads > ranks[0].cores:
-            found.append(f"{node}: {ranks[0].threads} threads per process on {ranks[0].cores} cores")
-    return found
+            warnings.append(f"{node}: {ranks[0].threads} threads per process on {ranks[0].cores} cores")
+    return warnings
 
 
 def find_error(reports: Sequence[Report], folder: Path, needed: int) -> str:
@@ -157,13 +146,13 @@ def find_error(reports: Sequence[Report], folder: Path, needed: int) -> str:
     return ""
 
 
-# ------------------------------------------------------------------------------------------------------- on its own
+# ------------------------------------------------------------------------------- a job of its own
 
 
 def run_preflight(settings: Settings, name: str) -> int:
     """Check the nodes of this job for the model `name`, without its data; returns the exit code.
 
-    Every process of the job calls this. Raises ToolkitError for what a person has to cure.
+    Every process of the job calls this.
     """
     launch, folder = read_launch(), settings.model_folder(name)
     experiment = settings.experiment(name)

@@ -1,7 +1,7 @@
 """Starts and ends the process group of a job, and decides which rank reports a failure.
 
-    with joined(launch, folder, cluster, check) as (world, checked):    # an error of one rank ends them all
-        ...                                                             # collective calls work in here
+    with joined(launch, folder, cluster, check) as (world, checked):
+        ...  # collective calls work in here; an error of one rank ends them all
 
 `training.launch.rendezvous` connects the ranks, `training.launch.failure_monitor` reports failures.
 """
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _PRINTING = 1.0  # seconds the failed rank gets to print its error: srun kills all tasks when the first one exits
 
-
 Checked = TypeVar("Checked")
 
 
@@ -49,12 +48,12 @@ def joined(
 ) -> Iterator[tuple[World, Checked]]:
     """Join the job's other ranks through `folder`, call `check`, and start the process group.
 
-    `check` needs no device: its errors come before torch is imported. `cluster` decides the number of threads and the
-    network interface, and whether there must be GPUs.
+    `check` runs before torch is imported, so its errors come early. `cluster` decides the number of
+    threads, the network interface, and whether there must be GPUs.
 
-    The rank that fails first prints its error with its number. The others exit within seconds with the same exit code,
-    and name that rank. Raises JobError if not all ranks join within START_TIMEOUT seconds, and
-    LostRankError if another rank died.
+    The rank that fails first prints its error with its number. The others exit within seconds with
+    the same exit code, and name that rank. Raises JobError if not all ranks join within
+    START_TIMEOUT seconds, and LostRankError if another rank died.
     """
     if launch.world_size == 1:
         try:
@@ -81,7 +80,12 @@ def joined(
             monitor.fail(Failure(launch.rank, describe(error)))
             raise
         finally:
-            _end_process_group(failed=sys.exc_info()[0] is not None)
+            import torch.distributed as dist
+
+            failed = sys.exc_info()[0] is not None
+            # after a failure NCCL would wait for the others
+            if dist.is_initialized() and not (failed and "nccl" in dist.get_backend_config()):
+                dist.destroy_process_group()
 
 
 def _device(launch: Launch, cluster: ClusterSettings) -> "torch.device":
@@ -110,13 +114,6 @@ def _start_process_group(launch: Launch, cluster: ClusterSettings, store: "Store
     return World(launch.rank, launch.world_size, device, launch)
 
 
-def _end_process_group(failed: bool) -> None:
-    import torch.distributed as dist
-
-    if dist.is_initialized() and not (failed and "nccl" in dist.get_backend_config()):  # NCCL would wait for the others
-        dist.destroy_process_group()
-
-
 @contextmanager
 def started(launch: Launch, folder: Path, cluster: ClusterSettings | None = None) -> Iterator[World]:
     """`joined` with nothing to check."""
@@ -124,7 +121,7 @@ def started(launch: Launch, folder: Path, cluster: ClusterSettings | None = None
         yield world
 
 
-# ------------------------------------------------------------------------------------------------ who failed
+# ------------------------------------------------------------------------------- who failed
 
 
 def describe(error: BaseException) -> str:
@@ -147,19 +144,13 @@ def _out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _job_error(message: str, code: int) -> JobError:
-    error = JobError(message)
-    error.exit_code = code
-    return error
-
-
 def _error_to_raise(launch: Launch, monitor: FailureMonitor, error: Exception) -> BaseException:
-    """The exception this rank should end with, once the hub has said which failure ends the job."""
+    """The exception that this rank ends with, once the hub has named the first failure."""
     import torch.distributed as dist
 
     ignore_signals()
     decided = None
-    # NCCL's errors have their own class; gloo's can only be recognised by the source file they name.
+    # NCCL's errors have their own class; gloo's are recognised by the source file that they name
     if isinstance(error, dist.DistError) or "/gloo/" in str(error):
         error = LostRankError("lost contact with another process of the job; rerun to resume")
         decided = monitor.wait()
@@ -170,8 +161,12 @@ def _error_to_raise(launch: Launch, monitor: FailureMonitor, error: Exception) -
         error.add_note(f"(on rank {launch.rank} of {launch.world_size})")
         return error  # a defect of ours, whose traceback is worth printing
     if decided.rank == launch.rank:
-        return _job_error(f"rank {launch.rank}: {own.message}", own.code)
-    time.sleep(_PRINTING)
-    if decided.message == own.message and launch.rank != 0:
-        return SystemExit(decided.code)  # rank 0 has printed it
-    return _job_error(decided.seen_by(launch.rank), decided.code)
+        message = f"rank {launch.rank}: {own.message}"
+    else:
+        message = decided.seen_by(launch.rank)
+        time.sleep(_PRINTING)
+        if decided.message == own.message and launch.rank != 0:
+            return SystemExit(decided.code)  # rank 0 has printed it
+    final = JobError(message)
+    final.exit_code = (own if decided.rank == launch.rank else decided).code
+    return final

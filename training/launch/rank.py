@@ -1,10 +1,8 @@
 """Reads rank, world size and job id from the launcher's environment.
 
-    launch = read_launch()
-    check_layout(launch, experiment.parallel, "tiny")
-
-In this order: submitit's local executor, Slurm (srun, which submitit's Slurm executor uses too), torchrun, a single
-process. A torchrun inside a Slurm job wins over Slurm's variables, which then describe torchrun itself.
+In this order: submitit's local executor, Slurm (srun, which submitit's Slurm executor uses too),
+torchrun, a single process. A torchrun inside a Slurm job wins: Slurm's variables describe that
+torchrun, not its processes.
 """
 
 import os
@@ -20,16 +18,13 @@ from common.settings import ParallelSettings
 class Launch:
     """This process in its job, from the launcher's environment."""
 
-    launcher: str
-    """submitit, slurm, torchrun or single."""
+    launcher: str  # submitit, slurm, torchrun or single
     rank: int
     world_size: int
     local_rank: int
-    local_world_size: int
-    """Processes on this node (the largest number on any node)."""
+    local_world_size: int  # processes on this node (the largest number on any node)
     nodes: int
-    key: str
-    """Differs between two jobs, and between two starts of the same job."""
+    key: str  # differs between two jobs, and between two starts of the same job
 
 
 SINGLE = Launch("single", 0, 1, 0, 1, 1, "single")
@@ -43,7 +38,7 @@ def read_launch(env: Mapping[str, str] = os.environ) -> Launch:
         return Launch("submitit", rank, size, local_rank, size, 1, f"local-{env['SUBMITIT_LOCAL_JOB_ID']}")
     under_torchrun = "TORCHELASTIC_RUN_ID" in env
     if "SLURM_PROCID" in env and "SLURM_STEP_ID" in env and not under_torchrun:
-        # SLURM_STEP_*: the batch script sees SLURM_PROCID too, but it is one process, unlike srun's tasks
+        # SLURM_STEP_*: the batch script sees SLURM_PROCID too, but it is one process, not a task
         size = int(env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", 1)))
         nodes = int(env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES", 1)))
         key = f"slurm-{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}-{env.get('SLURM_RESTART_COUNT', '0')}"
@@ -64,7 +59,7 @@ def node_name() -> str:
 
 
 def check_layout(launch: Launch, parallel: ParallelSettings, model: str) -> None:
-    """Raises ConfigError if the job has more or fewer processes than the layout of `model`, or no GPU to offload."""
+    """Raises ConfigError if the layout needs another number of processes, or a GPU to offload."""
     if parallel.world_size and launch.world_size != parallel.world_size:  # 0: `auto` takes what was started
         raise ConfigError(
             f"models.{model}.parallel: {parallel.factors}, but {launch.world_size} were started; "

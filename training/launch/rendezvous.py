@@ -1,8 +1,9 @@
 """Connects the ranks of a job: a shared store, and the connections of the failure monitor.
 
-No port is ever guessed. Rank 0 binds a free one and writes its address to a file in the model folder, whose name
-contains the job id and restart count. `cluster.interface` names the interface (ib0, eth1); without it, processes on
-one node use loopback, and rank 0 of several nodes publishes its name in Slurm's node list, or its host name.
+No port is ever guessed: rank 0 binds a free one and writes its address to a file in the model
+folder, named after the job. `cluster.interface` names the interface (ib0, eth1). Without it,
+processes on one node use loopback, and rank 0 of several nodes publishes its name in Slurm's node
+list, or its host name.
 """
 
 import os
@@ -27,10 +28,10 @@ _LOOPBACK = "127.0.0.1"
 
 
 def rendezvous(launch: Launch, folder: Path, interface: str = "", timeout: float = START_TIMEOUT) -> "Store":
-    """Returns a store shared by all ranks of the job, served by rank 0 on a port chosen by the system.
+    """A store shared by all ranks of the job, served by rank 0 on a port chosen by the system.
 
-    Rank 0 writes "host:port" to a file in `folder` and the others wait for it; once all have joined, the file is
-    removed. In the store, here/RANK is the name of that rank's node. Raises JobError after `timeout` seconds.
+    Rank 0 writes "host:port" to a file in `folder`, which is removed once all have joined. In the
+    store, here/RANK is the name of that rank's node. Raises JobError after `timeout` seconds.
     """
     from torch.distributed import DistNetworkError, DistStoreError
 
@@ -43,10 +44,14 @@ def rendezvous(launch: Launch, folder: Path, interface: str = "", timeout: float
         if launch.rank == 0:
             store.wait([f"here/{rank}" for rank in range(launch.world_size)], timedelta(seconds=timeout))
     except (DistStoreError, DistNetworkError, TimeoutError):
+        missing = ""
+        if store is not None and launch.rank == 0:
+            absent = [str(rank) for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
+            missing = f" for rank {', '.join(absent[:9])}{', …' if len(absent) > 9 else ''}"
         raise JobError(
             f"{meeting}: the {launch.world_size} processes of the job did not meet within {timeout:.0f} s "
-            f"(rank {launch.rank} on {node_name()} waited{_missing(launch, store)}); did they all start, and do they "
-            "see the same folder?"
+            f"(rank {launch.rank} on {node_name()} waited{missing}); did they all start, and do they see the same "
+            "folder?"
         ) from None
     finally:
         if launch.rank == 0:
@@ -54,22 +59,12 @@ def rendezvous(launch: Launch, folder: Path, interface: str = "", timeout: float
     return store
 
 
-def _missing(launch: Launch, store: "Store | None") -> str:
-    """The ranks that have not joined, as far as rank 0 knows."""
-    if store is None or launch.rank != 0:
-        return ""
-    absent = [rank for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
-    return f" for rank {', '.join(map(str, absent[:9]))}{', …' if len(absent) > 9 else ''}"
-
-
 def _serve(launch: Launch, meeting: Path, interface: str, timeout: float) -> "Store":
     """Rank 0: listen on a free port, then publish it."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     own = listening_address(launch, interface)
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind((own, 0))
-    listener.listen(launch.world_size)
+    listener = socket.create_server((own, 0), backlog=launch.world_size)
     port = listener.getsockname()[1]
     store = TCPStore(
         own or _LOOPBACK,  # for rank 0's own connection
@@ -84,7 +79,7 @@ def _serve(launch: Launch, meeting: Path, interface: str, timeout: float) -> "St
 
 
 def _join(meeting: Path, deadline: float) -> "Store":
-    """Ranks 1 and up: wait for the address. A stale one, of a killed start, refuses connections and is read again."""
+    """Ranks 1 and up: read the address until it answers; a killed start's refuses connections."""
     from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
     while time.monotonic() < deadline:
@@ -120,24 +115,24 @@ def start_monitor(launch: Launch, store: "Store", interface: str = "") -> Failur
     return monitor
 
 
-# ------------------------------------------------------------------------------------------ addresses and interfaces
+# ------------------------------------------------------------------- addresses and interfaces
 
 
 def _addresses() -> list[tuple[str, str]]:
     """(interface, IPv4 address) of this node."""
-    found = psutil.net_if_addrs()
-    return [(name, entry.address) for name in found for entry in found[name] if entry.family == socket.AF_INET]
+    entries = ((name, entry) for name, entries in psutil.net_if_addrs().items() for entry in entries)
+    return [(name, entry.address) for name, entry in entries if entry.family == socket.AF_INET]
 
 
 def _address_of(interface: str) -> str:
-    """The IPv4 address of an interface of this node; empty if there is none, which `set_interface` refuses."""
+    """The IPv4 address of an interface of this node; empty if there is none."""
     return next((address for name, address in _addresses() if name == interface), "")
 
 
 def published_host(launch: Launch, interface: str) -> str:
     """The name or address by which the other ranks reach this one (rank 0).
 
-    A name rather than an address as seen from itself: Debian resolves a machine's own name to 127.0.1.1.
+    A name rather than its own address, which Debian says is 127.0.1.1.
     """
     if address := _address_of(interface):
         return address
@@ -164,9 +159,9 @@ def _resolve(name: str) -> str:
 def set_interface(launch: Launch, interface: str, store: "Store", monitor: FailureMonitor) -> None:
     """Set the interface of gloo and NCCL, before the process group is made.
 
-    gloo's default is the address of the host's own name. Where that is loopback although the job has several nodes, it
-    gets the interface over which this rank reaches the others. NCCL avoids loopback by itself. Raises ConfigError if
-    this node lacks the `interface` of the settings.
+    gloo takes the address of the host's name. If that is loopback although there are several nodes,
+    it gets the interface by which this rank reaches the others; NCCL avoids loopback by itself.
+    Raises ConfigError if this node lacks `interface`.
     """
     if interface:
         if not _address_of(interface):

@@ -1,10 +1,9 @@
 """Handles signals before training begins, when there is nothing to save, and while a process exits.
 
-leave_at_once()      # first thing in a process of a job, before torch is imported
-...                  # SIGTERM: exit code RESUME_ME, at once; SIGUSR2: save after the first step
-with Stop(...):      # training.monitoring.stop takes the signals over: finish the step, save, exit
+leave_at_once()   # first thing in a process of a job: SIGTERM exits with RESUME_ME, at once
+with Stop(...):   # training.monitoring.stop takes over: finish the step, save, exit
     ...
-ignore_signals()     # the exit code is decided: signals no longer change it
+ignore_signals()  # the exit code is decided: signals no longer change it
 """
 
 import os
@@ -19,15 +18,17 @@ from common.errors import RESUME_ME
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR2)  # sent by Slurm and submitit before they kill a job
 _ending = threading.Event()
 save_requested = threading.Event()
-"""SIGUSR2 came while the process was starting. It announces a time limit, so there is time for a step and a checkpoint:
-without one, a job with a short limit would start again for ever."""
+"""SIGUSR2 came while the process was starting: a time limit nears, but a step and a save fit.
+
+Without them, a job with a short limit would start again for ever.
+"""
 
 
 def call_on_arrival(act: Callable[[int], None]) -> Callable[[], None]:
     """Call `act` in a thread for each signal that has a handler; returns a function that ends this.
 
-    Python runs a handler only between two bytecodes of the main thread, which may wait in a library for minutes. The
-    C-level handler writes each signal to a socket instead, where the thread reads.
+    Python runs a handler only between two bytecodes of the main thread, which may wait in a library
+    for minutes. The C-level handler also writes each signal to a socket, which the thread reads.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -47,7 +48,7 @@ def call_on_arrival(act: Callable[[int], None]) -> Callable[[], None]:
 
 
 def leave_at_once() -> None:
-    """Let SIGTERM end this process with RESUME_ME, and record SIGUSR2; call it in the main thread."""
+    """Let SIGTERM end this process with RESUME_ME; record SIGUSR2. Call it in the main thread."""
     for number in _SIGNALS:
         signal.signal(number, _left_to_the_thread)
     call_on_arrival(_act)
@@ -66,9 +67,9 @@ def _act(number: int) -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore the signals that `leave_at_once` handles: this process exits with a code of its own.
+    """Ignore the signals of `leave_at_once`: this process has an exit code of its own.
 
-    When one task of a job fails, srun sends SIGTERM to the others, which must not turn an error into RESUME_ME.
+    When one task of a job fails, srun sends SIGTERM to the others, which must keep their code.
     """
     _ending.set()
     if threading.current_thread() is threading.main_thread():

@@ -1,1 +1,1 @@
-"""Measures and reports a training run: curves, FLOPs, memory, timers, TensorBoard and W&B."""
+"""Measures and reports a training: curves, FLOPs, memory, timers, TensorBoard and W&B."""

@@ -24,12 +24,11 @@ def check_boards(log: LogSettings, name: str) -> None:
 def open_boards(
     log: LogSettings, name: str, folder: Path, iteration: int, config: Mapping[str, Any], *, on_rank0: bool
 ) -> "list[Board]":
-    """Open the boards of the model `name`, which continues after `iteration`, on rank 0 (a collective call).
+    """Open the boards of the model `name` on rank 0 (a collective call).
 
-    `config`: the settings that Weights & Biases shows.
-    Raises ConfigError on all ranks if Weights & Biases refuses, without a login for example.
+    `iteration` is the one that the run resumes from, `config` the settings that W&B shows. Raises
+    ConfigError on all ranks if W&B refuses, without a login for example.
     """
-
     from training.parallel.collectives import run_on_all_ranks  # with torch, which check_boards does not need
 
     def opened() -> list[Board]:
@@ -47,7 +46,7 @@ def open_boards(
 
 
 class TensorBoard:
-    """Event files in MODEL_FOLDER/tensorboard; points that an earlier start wrote after `iteration` are removed."""
+    """Event files in MODEL_FOLDER/tensorboard, without earlier starts' points after `iteration`."""
 
     def __init__(self, folder: Path, iteration: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -67,10 +66,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One run of a W&B project per start. The starts of a model folder are a group, named by MODEL_FOLDER/wandb.id.
+    """One run of a W&B project per start; MODEL_FOLDER/wandb.id names the group of all starts.
 
-    W&B's step is the iteration. With one run for all starts, the offline files of a start would replace those of the
-    one before when they are uploaded, and iterations after an older checkpoint could not be shown again.
+    With one run for all starts, uploading the offline files of a start would replace those of the
+    previous start, and iterations after an older checkpoint could not be shown again.
     """
 
     def __init__(self, folder: Path, project: str, name: str, iteration: int, config: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Write a run's curves as CSV files, add up the steps of a row, and format the lines of the log."""
+"""CSV files of a run's curves, sums over the steps of a row, and the lines of the log."""
 
 import math
 import os
@@ -40,9 +40,9 @@ START_COLUMNS = (  # of each start
 
 
 class Curve:
-    """A CSV file that gets rows one by one. Opening it at `iteration` drops the rows that a resumed run will repeat.
+    """A CSV file that gets rows one by one; opened at `iteration`, it drops all later rows.
 
-    Raises InputError for a file of another kind.
+    A resumed run writes those again. Raises InputError for a file of another kind.
     """
 
     def __init__(self, path: Path, columns: tuple[str, ...], iteration: int) -> None:
@@ -68,8 +68,8 @@ class Curve:
 
 
 def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, seconds_left: float) -> str:
-    """A row of the training curve as a log line in Megatron-LM's format: `key: number | key: number`."""
-    seconds = row["ms_per_iteration"] / 1000
+    """A row of train.csv as a log line in Megatron-LM's format: `key: number | key: number`."""
+    seconds, left = row["ms_per_iteration"] / 1000, math.ceil(seconds_left)
     fields = {
         "consumed samples": f"{row['consumed_samples']:12d}",
         "consumed tokens": f"{row['consumed_tokens']:12d}",
@@ -88,15 +88,10 @@ def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, se
         f"MFU (%, {CONVENTION})": None if row["mfu"] is None else f"{row['mfu']:.2%}"[:-1],
         "data wait (ms)": f"{row['data_wait_ms']:.1f}",
         "data wait (%)": f"{100 * row['data_wait_ms'] / row['ms_per_iteration']:.1f}",
-        "ETA": _clock(seconds_left),
+        "ETA": f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}",
     }
     known = [f"{key}: {value}" for key, value in fields.items() if value is not None]
     return " | ".join([f"iteration {row['iteration']:8d}/{iterations:8d}", *known])
-
-
-def _clock(seconds: float) -> str:
-    left = math.ceil(seconds)
-    return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
 
 
 def figures_line(head: str, figures: Mapping[str, float], digits: int) -> str:
@@ -106,24 +101,16 @@ def figures_line(head: str, figures: Mapping[str, float], digits: int) -> str:
 
 @dataclass
 class StepTotals:
-    """The steps since the last row.
+    """The steps since the last row; saved with a checkpoint, so that a resume changes no row."""
 
-    The sums are saved with a checkpoint, so that the first row after a resume covers the same steps as in a run that
-    was never stopped.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    """Of the steps that were taken; every one is kept, because a mean of partial sums would round differently."""
-    grad_norm: float = math.nan
-    """Of the last step that was taken, or of the last step if none was."""
-    skipped: int = 0
-    """Steps that were not taken."""
-    non_finite: int = 0
-    """Steps whose loss or gradient was NaN or infinite."""
+    losses: list[float] = field(default_factory=list)  # taken steps; partial sums would round differently
+    grad_norm: float = math.nan  # of the last step that was taken, or of the last step if none was
+    skipped: int = 0  # steps that were not taken
+    non_finite: int = 0  # steps whose loss or gradient was NaN or infinite
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "StepTotals":
-        """The sums of which `state` returned this."""
+        """The totals that `state` was called on."""
         return cls(**{**state, "grad_norm": float(state["grad_norm"])}) if state else cls()
 
     @property
@@ -145,7 +132,7 @@ class StepTotals:
         self.non_finite += not (math.isfinite(loss) and math.isfinite(grad_norm))
 
     def state(self) -> dict[str, Any]:
-        """The sums for `restored` as JSON, which has no NaN; empty if there was no step."""
+        """The totals for `restored` as JSON, which has no NaN; empty if there was no step."""
         if not self.losses and not self.skipped and not self.non_finite:
             return {}
         return {**asdict(self), "grad_norm": self.grad_norm if math.isfinite(self.grad_norm) else str(self.grad_norm)}

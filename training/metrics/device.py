@@ -1,23 +1,22 @@
-"""Measures a device: memory in MB (2^20 bytes, as in Megatron-LM), the peak to which MFU relates, parts of a step.
+"""Measures a device: memory in MB (2^20 bytes, as Megatron-LM), peak TFLOP/s, parts of a step.
 
-tflops = flops_per_token(model) * tokens_per_second / world_size / 1e12    # per device
-mfu = tflops / peak_tflops(device, "bfloat16")                             # None if the peak is 0: not known
+    tflops = flops_per_token(model) * tokens_per_second / world_size / 1e12  # per device
+    mfu = tflops / peak_tflops(device, "bfloat16")
 
     with timers("forward"):
         loss = model(batch)
     timers.collect()            # once per step
     timers.take()               # {"forward": seconds since the last take, …}
 
-On a GPU a part is measured by two events in its stream, which are read after the GPU has passed them: nothing waits
-inside a step. On a CPU it is measured by the clock. Communication that overlaps with the backward pass counts as part
-of it: only a profiler can separate them.
+On a GPU a part is measured by two events in its stream, read once the GPU has passed them: nothing
+waits inside a step. Communication that overlaps with the backward pass counts as part of it.
 """
 
-import resource
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 import torch
@@ -28,7 +27,7 @@ from training.planning.machines import gpu_of_device
 
 _MB = 2**20
 PARTS = ("forward-backward", "forward", "backward", "gradients", "optimizer")
-"""The timed parts of a step. A pipeline schedule interleaves forward and backward passes and times only their sum."""
+"""The timed parts of a step. A pipeline interleaves forward and backward, and times the sum."""
 
 
 def device_name(device: torch.device) -> str:
@@ -50,19 +49,25 @@ def memory(device: torch.device) -> dict[str, float]:
         }
     else:
         resident = psutil.Process().memory_info().rss
-        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # some kernels update it with a delay
-        figures = {"resident": resident, "max resident": max(resident, peak)}
+        figures = {"resident": resident, "max resident": max(resident, _peak_resident())}
     return {name: value / _MB for name, value in figures.items()}
 
 
+def _peak_resident() -> int:
+    """Most resident bytes so far; 0: unknown. getrusage's figure begins with the parent's peak."""
+    with suppress(OSError):
+        return 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+    return 0
+
+
 def peak_tflops(device: torch.device, precision: str, override: float = 0) -> float:
-    """The dense peak of one device in TFLOP/s at train.precision, or `override` if it is not 0; 0: not known."""
+    """The dense peak of one device in TFLOP/s; `override` if it is not 0; 0 if it is not known."""
     if override or device.type != "cuda":
         return override
-    found = gpu_of_device(torch.cuda.get_device_name(device), {})
-    if found is None:
+    match = gpu_of_device(torch.cuda.get_device_name(device), {})
+    if match is None:
         return 0
-    _, gpu = found
+    _, gpu = match
     dtype = precision_type(precision, device)
     if dtype == torch.float32:
         tf32 = torch.get_float32_matmul_precision() != "highest"
@@ -99,7 +104,7 @@ class Timers:
             self._seconds[part] += begin.elapsed_time(end) / 1000
 
     def take(self) -> dict[str, float]:
-        """Return the seconds of each part since the last call, and start from 0; waits for the GPU."""
+        """The seconds of each part since the last call; waits for the GPU."""
         if self._pending:
             self._pending[-1][2].synchronize()
             self.collect()

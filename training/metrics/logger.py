@@ -1,13 +1,13 @@
 """Reports a training run: log lines, curves, progress.
 
-    with MetricsLogger(folder, experiment, world, timers) as logger:
-        logger.record_step(step.loss, step.grad_norm, step.taken, rate, waited)     # after every step
-        logger.report(iteration, consumed_samples, loss_scale)                      # every log_interval
+    with MetricsLogger(folder, session) as logger:
+        logger.record_step(step.loss, step.grad_norm, step.taken, rate, waited)  # every step
+        logger.report(iteration, consumed_samples, loss_scale)  # every log_interval
         logger.report_validation(iteration, consumed_samples, loss)
-        logger.state()                                                              # saved with a checkpoint
+        logger.state()  # saved with a checkpoint
 
-Every rank has a logger; rank 0 writes: lines on stdout, rows of train.csv and valid.csv, TensorBoard, Weights & Biases,
-and a progress bar on stderr if that is a terminal.
+Every rank has a logger; rank 0 writes: lines on stdout, rows of train.csv and valid.csv,
+TensorBoard, Weights & Biases, and a progress bar on stderr if that is a terminal.
 """
 
 import math
@@ -15,17 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from common.console import say, warn
 from common.files import write_json
 from common.progress import Meter
-from common.settings import Experiment
 from training.checkpoint import Progress
 from training.evaluation.scoring import perplexity
 from training.launch.device import precision_type
-from training.launch.process_group import World
 from training.metrics.boards import Board
 from training.metrics.curves import (
     START_COLUMNS,
@@ -36,33 +33,33 @@ from training.metrics.curves import (
     figures_line,
     log_line,
 )
-from training.metrics.device import PARTS, Timers, device_name, memory, peak_tflops
+from training.metrics.device import PARTS, device_name, memory, peak_tflops
 from training.optimizer import adamw_scale
 from training.parallel.collectives import all_gather
 from training.planning.speed import CONVENTION, flops_per_token
+from training.session import Session
 
 
 class MetricsLogger:
     """The figures of the steps since the last report, and where reports go.
 
-    `progress` is that of the checkpoint that the run resumes from. `may_write` says on rank 0 whether
-    the model folder is still this job's; nothing is written there otherwise.
+    `progress` is that of the checkpoint that the run resumes from. `may_write`, asked on rank 0:
+    whether the model folder is still this job's.
     """
 
     def __init__(
         self,
         folder: Path,
-        experiment: Experiment,
-        world: World,
-        timers: Timers,
+        session: Session,
         boards: Sequence[Board] = (),
         progress: Progress = Progress(0, 0),  # noqa: B008 - frozen
         attention: float = 1.0,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
+        experiment, world = session.experiment, session.world
         self.folder, self.on_rank0, self._may_write = folder, world.rank == 0, may_write
         self._train, self._seq_len = experiment.train, experiment.model.seq_len
-        self._world, self._timers, self._boards = world, timers, list(boards)
+        self._world, self._timers, self._boards = world, session.timers, list(boards)
         self._adamw = adamw_scale(experiment.train)
         self._flops = flops_per_token(experiment.model, attention)
         self._attention = "full attention" if attention == 1 else f"{attention:.0%} of attention, within documents"
@@ -89,14 +86,12 @@ class MetricsLogger:
             self._meter.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._meter is not None:
-            self._meter.__exit__(kind, error, trace)
+            self._meter.__exit__(*error)
         for board in self._boards:
             try:
-                board.close(kind is None)
+                board.close(error[0] is None)
             except Exception as problem:  # the run is over, and the CSV files have all figures
                 warn(f"{type(board).__name__}: {problem}")
 
@@ -131,12 +126,12 @@ class MetricsLogger:
         return self._totals.state()
 
     def sync(self) -> None:
-        """Wait until all rows are on disk: before a checkpoint, because no later start repeats them."""
+        """Wait until all rows are on disk: before a checkpoint, as no later start repeats them."""
         for curve in self._curves.values():
             curve.sync()
 
     def record_step(self, loss: float | None, grad_norm: float, taken: bool, rate: float, waited: float) -> None:
-        """Add a step, with its learning rate and the seconds it waited for data; `loss` is None without targets."""
+        """Add a step, with its learning rate and wait for data; `loss` is None without targets."""
         self._totals.add(loss, grad_norm, taken)
         self._steps += 1
         self._rate = rate
@@ -148,7 +143,7 @@ class MetricsLogger:
             self._meter.advance(note="" if loss is None else f"loss {loss:.4f}")
 
     def report(self, iteration: int, consumed_samples: int, loss_scale: float) -> None:
-        """Write log lines and a row of train.csv on the steps since the last report (a collective call).
+        """Write log lines and a row of train.csv on the steps since the last report (collective).
 
         Loss and counts cover all of them, times only the steps of this start.
         """
@@ -176,7 +171,7 @@ class MetricsLogger:
     def _row(
         self, iteration: int, consumed_samples: int, loss_scale: float, seconds: float, waited: float, memory_mb: float
     ) -> dict[str, Any]:
-        """TRAIN_COLUMNS for the steps since the last report; `seconds` and `waited` are per iteration."""
+        """A row of TRAIN_COLUMNS; `seconds` and `waited` are per iteration."""
         tokens_per_second = self._train.global_batch_size * self._seq_len / seconds
         tflops = self._flops * tokens_per_second / self._world.size / 1e12
         return {
@@ -199,12 +194,12 @@ class MetricsLogger:
         }
 
     def seconds_left(self, iteration: int) -> float:
-        """Seconds to the last iteration, at the pace since this start's first step, validation and saving included."""
+        """Seconds to the last iteration, at the mean pace since this start's first step."""
         begun = self._first_ended if self._later else self._started
         return (time.perf_counter() - begun) / max(1, self._later) * (self._train.iterations - iteration)
 
     def report_validation(self, iteration: int, consumed_samples: int, loss: float, part: str = "valid") -> None:
-        """Write a line and a row of valid.csv; for another part of the data, MODEL_FOLDER/<part>.json instead."""
+        """Write a line and a row of valid.csv; for another part, MODEL_FOLDER/<part>.json."""
         if not self.on_rank0:
             return
         row: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A profile of some iterations on one rank: what ran when on the CPU and the GPU, and what held memory.
+"""A profile of some iterations on one rank: CPU and GPU activity, and memory.
 
     with Profile(folder, train, world) as profile:
         profile.begin(iteration)    # before each iteration
@@ -24,7 +24,7 @@ _ALLOCATIONS = 1_000_000  # that a snapshot goes back
 
 
 class Profile:
-    """Records the iterations of `train.profile` on the ranks of `train.profile_ranks`, those that this start does."""
+    """Records the iterations of `train.profile` on the ranks of `train.profile_ranks`."""
 
     def __init__(self, folder: Path, train: TrainSettings, world: World) -> None:
         first, last = train.profile or (1, 0)
@@ -40,7 +40,7 @@ class Profile:
         self._end()
 
     def begin(self, iteration: int) -> None:
-        """Start or end the recording where `iteration` is the first one, or the one after the last."""
+        """Start the recording at the first iteration to record, and end it after the last."""
         if iteration not in self._wanted:
             return self._end()
         if self._profiler is None:
@@ -53,7 +53,7 @@ class Profile:
         self._last = iteration
 
     def _end(self) -> None:
-        """Write the files, if something is recorded; a disk without space ends no training."""
+        """Write the files, if something is recorded; a full disk ends no training."""
         if self._profiler is None:
             return
         recorded, self._profiler = self._profiler, None

@@ -1,1 +1,1 @@
-"""Watches a training run: stop requests, heartbeats, loss spikes, non-finite numbers, the claim on a model folder."""
+"""Watches a training: stop requests, heartbeats, loss spikes, NaN, the lock on its folder."""

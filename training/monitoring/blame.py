@@ -1,13 +1,14 @@
 """Names the documents of a step whose loss is a spike or not finite: MODEL/blame/iter_0000123.json.
 
-    rows = sample_rows(data, consumed, losses)             # of this process's samples
-    write(folder, iteration, loss, problem, rows)          # on rank 0, with the rows of all processes
+    rows = sample_rows(data, consumed, losses)     # of this process's samples
+    write(folder, iteration, loss, problem, rows)  # on rank 0, with the rows of all ranks
 
-The file has `iteration`, `loss`, `problem`, `worst` and `samples`. A sample has its number in the global batch, its
-`loss` and its `pieces`: `dataset`, `document` (its number), `id`, `url`, `first` and `tokens` (the range), `loss`. Each
-loss is in nats per target, without dropout, by the weights that met the step; null if it is not finite. Samples that
-are not finite come first, then the highest losses; in a sample, the pieces that add most to its loss above the batch's
-median. `worst` names the documents of the first sample, or of all that are not finite; none if no sample is finite.
+The file has `iteration`, `loss`, `problem`, `worst` and `samples`. A sample has its number in the
+global batch, its `loss` and its `pieces`: `dataset`, `document` (its number), `id`, `url`, `first`
+and `tokens` (the range), `loss`. Each loss is in nats per target, without dropout, by the weights
+before the step; null if it is not finite. Samples that are not finite come first, then the
+highest losses; in a sample, the pieces that add most to its loss above the batch's median. `worst`
+names the documents of the first sample, or of all that are not finite; none if no sample is finite.
 """
 
 import math
@@ -27,7 +28,7 @@ Rows = list[dict[str, Any]]
 
 
 def sample_rows(data: Blend, first: int, losses: Iterable[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]) -> Rows:
-    """The samples of `outputs.target_losses` as in the file; `first` is the global batch's first number."""
+    """The samples of `outputs.target_losses` as in the file; `first` is the batch's first one."""
     rows = []
     for number, nats, counted in losses:
         corpus, index = data.find(number)
@@ -47,7 +48,7 @@ def _mean(nats: npt.NDArray[Any], counted: npt.NDArray[Any]) -> float:
 
 
 def write(folder: Path, iteration: int, loss: float, problem: str, rows: Rows) -> None:
-    """Write the file of a step and warn of its worst documents. Never raises: training continues without it."""
+    """Write the file of a step and warn of its worst documents; no error ends the training."""
     path = folder / "blame" / f"iter_{iteration:07d}.json"
     try:
         bad = [row for row in rows if row["loss"] == math.inf]

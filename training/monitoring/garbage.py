@@ -3,23 +3,22 @@
     with collected_together() as collect:
         collect(iteration)    # before each iteration
 
-Python collects whenever a process has made enough objects: at other times on each rank. A step ends when the last rank
-has ended, so that each rank's pause is a pause of all.
+Python collects whenever a process has made enough objects: at other times on each rank. A step ends
+with its last rank, so each rank's pause is a pause of all.
 """
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-EVERY = 100
-"""Iterations between two collections."""
+EVERY = 100  # iterations between two collections
 
 
 @contextmanager
 def collected_together() -> Iterator[Callable[[int], None]]:
-    """Yield what collects if the iteration is due; nothing else does inside the block.
+    """Yield a function that collects if the iteration is due; nothing else collects inside.
 
-    What exists when it is entered (modules, the model) is not looked at again: a collection takes that much less.
+    Objects that exist before (modules, the model) are never looked at again: that saves their time.
     """
     automatic = gc.isenabled()
     gc.collect()

@@ -1,12 +1,13 @@
 """Decides which steps the optimiser takes: overflows, numbers that are not finite, and loss spikes.
 
-    step = train_step(session, iteration, batches, rate, guard.scale, guard.judge)
+    step = compute_gradients(session, iteration, batches, guard.scale)
+    taken = guard.judge(step.loss, step.grad_norm)
     guard.check(iteration, find_non_finite)        # raises TrainingError if the run must stop
 
 All processes see the same loss and gradient norm, so they all decide alike.
 
-float16 has no values below 6e-8: the loss is multiplied by a scale that keeps the gradients above that. The scale is
-found by trial (Micikevicius et al. 2018), with Megatron-LM's rules.
+float16 has no values below 6e-8: the loss is multiplied by a scale that keeps the gradients above
+that. The scale is found by trial (Micikevicius et al. 2018), with Megatron-LM's rules.
 """
 
 import math
@@ -26,23 +27,15 @@ _FLOOR = 1.0  # the smallest loss scale
 
 @dataclass(frozen=True)
 class LossScale:
-    """The state of the search for the largest scale without overflows; immutable, replaced after every step."""
+    """The search for the largest scale without overflows: immutable, replaced after every step."""
 
     scale: float
-    clean: int = 0
-    """Steps without an overflow since the scale changed, or since the last overflow."""
-    hysteresis: int = 0
-    """Overflows since the scale was last doubled."""
-    at_floor: int = 0
-    """Overflows in a row with the smallest scale."""
-
-    @classmethod
-    def initial(cls, train: TrainSettings) -> "LossScale":
-        """The scale at the start of a run: `initial_loss_scale` in float16, otherwise 1."""
-        return cls(train.initial_loss_scale if train.precision == "float16" else _FLOOR)
+    clean: int = 0  # steps without an overflow since the scale changed, or since the last overflow
+    hysteresis: int = 0  # overflows since the scale was last doubled
+    at_floor: int = 0  # overflows in a row with the smallest scale
 
     def after(self, overflow: bool, train: TrainSettings) -> "LossScale":
-        """The scale after one more step: halved from the `hysteresis`-th overflow on, doubled after a clean window."""
+        """The next scale: halved from overflow `hysteresis` on, doubled after a clean window."""
         if overflow:
             used = self.hysteresis + 1
             floor = self.scale <= _FLOOR
@@ -55,22 +48,20 @@ class LossScale:
 
 
 class Guard:
-    """The recent losses and the loss scale: what the verdict on the next step depends on."""
+    """The recent losses and the loss scale, which decide whether a step is taken."""
 
     def __init__(self, train: TrainSettings, watch: WatchSettings, state: Mapping[str, Any] | None = None) -> None:
         self._train, self._watch = train, watch
         self._float16 = train.precision == "float16"
         state = state or {}
-        self._loss_scale = (
-            LossScale(**state["loss_scale"]) if self._float16 and "loss_scale" in state else LossScale.initial(train)
-        )
+        self._loss_scale = LossScale(train.initial_loss_scale if self._float16 else _FLOOR)
+        if self._float16 and "loss_scale" in state:
+            self._loss_scale = LossScale(**state["loss_scale"])
         self._losses: deque[float] = deque(state.get("losses", ()), _WINDOW)
         self._in_a_row: int = state.get("in_a_row", 0)  # steps left out since the last one taken
         self._stop = ""
-        self.spike = ""
-        """A description of the last step's loss if it is a spike; the step may be taken all the same."""
-        self.problem = ""
-        """What is wrong with the last step; empty if it only lowers the loss scale of float16."""
+        self.spike = ""  # describes the last step's loss if it is a spike; the step may still be taken
+        self.problem = ""  # what is wrong with the last step; "" if it only lowers float16's loss scale
 
     @property
     def scale(self) -> float:
@@ -78,12 +69,12 @@ class Guard:
         return self._loss_scale.scale
 
     def state(self) -> dict[str, Any]:
-        """The state as JSON, with which a resumed run decides in the same way."""
+        """The state as JSON: a resumed run decides in the same way."""
         scale = {"loss_scale": asdict(self._loss_scale)} if self._float16 else {}
         return {"losses": list(self._losses), "in_a_row": self._in_a_row, **scale}
 
     def judge(self, loss: float, grad_norm: float) -> bool:
-        """Judge the next step by its loss and gradient norm, once; returns whether the optimiser takes it."""
+        """Judge a step, once, by its loss and gradient norm; returns whether it is taken."""
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         self.spike = self._spike(loss) if finite else ""
         self.problem = self.spike if finite else f"loss {loss:g}, gradient norm {grad_norm:g}"
@@ -113,7 +104,7 @@ class Guard:
         return spike if above > self._watch.spike else ""
 
     def check(self, iteration: int, find_non_finite: Callable[[], str]) -> None:
-        """Raises TrainingError if the run must stop; the weights are still those of the step before.
+        """Raises TrainingError if the run must stop; the bad step has not changed the weights.
 
         `find_non_finite` (a collective call) names the first module whose numbers are not finite.
         """

@@ -1,10 +1,10 @@
-"""Shows where each process of a job is, and dumps its stacks and its collective calls if the job hangs.
+"""Shows where each process of a job is; dumps stacks and collective calls if the job hangs.
 
-MODEL_FOLDER/heartbeat/JOB/rank_00003.json says where rank 3 is. Each job has its own folder, so that two jobs in one
-model folder do not remove each other's files. After `watch.silence_seconds` without a beat each process writes the
-stacks of its threads to rank_00003.stacks, without needing Python (a process may hang inside a library), and torch's
-flight recorder, its last 2,000 collective calls, to rank_00003.collectives.json. Rank 0 logs which ranks are not where
-the others are, and the calls that have not completed.
+MODEL_FOLDER/heartbeat/JOB/rank_00003.json says where rank 3 is; each job has its own folder. After
+`watch.silence_seconds` without a beat each process writes the stacks of its threads to
+rank_00003.stacks, without needing Python (a process may hang inside a library), and torch's flight
+recorder, its last 2,000 collective calls, to rank_00003.collectives.json. Rank 0 logs which ranks
+are not where the others are, and the calls that have not completed.
 """
 
 import faulthandler
@@ -28,9 +28,9 @@ _SIZE = 512  # bytes of the file: a single write replaces all of it
 
 
 class Heartbeat:
-    """This process's heartbeat file; after `silence` seconds without a beat (0: never) it dumps the stacks.
+    """This process's heartbeat file; after `silence` seconds without a beat it dumps the stacks.
 
-    `job` differs between two jobs and is equal on all ranks of one.
+    With 0 it never does. `job` differs between two jobs and is equal on all ranks of one.
     """
 
     def __init__(self, folder: Path, rank: int, silence: float, job: str) -> None:
@@ -40,12 +40,13 @@ class Heartbeat:
         self._ended = threading.Event()
         self._failed = False
         self._hung = (0.0, "")  # time of the beat after which this process hung, and in which collective calls
-        self.progress: Mapping[str, Any] = {}
-        """What else the file says, see `progress_of`."""
+        self.progress: Mapping[str, Any] = {}  # what else the file says, see `progress_of`
 
     def __enter__(self) -> "Heartbeat":
         if self.rank == 0:
-            _remove_old(self.folder)
+            for other in self.folder.parent.glob("*/"):  # of killed jobs; kept if they hold stacks
+                if other != self.folder and not any(path.stat().st_size for path in other.glob("*.stacks")):
+                    shutil.rmtree(other, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._stacks = (self.folder / f"rank_{self.rank:05d}.stacks").open("w")
         self._path = Path(self._stacks.name).with_suffix(".json")
@@ -82,8 +83,11 @@ class Heartbeat:
         """Write the newest beat to the file; returns its time. Warns once if that fails."""
         beaten, iteration, doing = self._beat
         where = {"iteration": iteration, "doing": doing}
-        if calls := self._hangs_in(beaten):
-            where["hangs_in"] = calls
+        if self.silence and time.monotonic() - beaten >= self.silence and self._hung[0] != beaten:
+            calls = dump_collectives(self._path.with_suffix(".collectives.json"))
+            self._hung = (beaten, shorten(calls, _SIZE // 3, placeholder=" …"))
+        if self._hung[0] == beaten and self._hung[1]:
+            where["hangs_in"] = self._hung[1]
         life = json.dumps({**self._about, **where, "time": time.time(), **self.progress})
         try:
             os.pwrite(self._file, life.encode().ljust(_SIZE - 1) + b"\n", 0)
@@ -92,13 +96,6 @@ class Heartbeat:
                 warn(f"{self._path}: {error.strerror}; this process writes no heartbeats")
             self._failed = True
         return beaten
-
-    def _hangs_in(self, beaten: float) -> str:
-        """The collective calls in which this process has been since `beaten`; empty before `silence` has passed."""
-        if self.silence and time.monotonic() - beaten >= self.silence and self._hung[0] != beaten:
-            calls = dump_collectives(self._path.with_suffix(".collectives.json"))
-            self._hung = (beaten, shorten(calls, _SIZE // 3, placeholder=" …"))
-        return self._hung[1] if self._hung[0] == beaten else ""
 
     def _refresh(self) -> None:
         """The thread: rewrite the file; rank 0 warns once per silence, and names the ranks."""
@@ -115,7 +112,7 @@ class Heartbeat:
 
 
 def dump_collectives(path: Path) -> str:
-    """Write torch's records of this process's collective calls to a file; returns those that have not completed."""
+    """Write torch's records of this process's collective calls; returns the unfinished ones."""
     from torch._C import _distributed_c10d as c10d
 
     names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL's, where torch has it, and gloo's
@@ -126,7 +123,7 @@ def dump_collectives(path: Path) -> str:
 
 
 def unfinished(trace: Mapping[str, Any]) -> list[str]:
-    """The first collective call of each process group that has not completed; of calls between two ranks the last."""
+    """Each process group's first unfinished collective call; between two ranks, the last one."""
     done = {group: int(status["last_completed_collective"]) for group, status in trace.get("pg_status", {}).items()}
     calls: dict[tuple[int, bool], str] = {}
     for call in trace.get("entries", []):  # oldest first; a part of a coalesced call is never marked as completed
@@ -139,20 +136,13 @@ def unfinished(trace: Mapping[str, Any]) -> list[str]:
     return list(calls.values())
 
 
-def _remove_old(folder: Path) -> None:
-    """Remove the folders of killed jobs, unless they hold stacks."""
-    for other in folder.parent.glob("*/"):
-        if other != folder and not any(path.stat().st_size for path in other.glob("*.stacks")):
-            shutil.rmtree(other, ignore_errors=True)
-
-
 def read_heartbeats(folder: Path) -> list[dict[str, Any]]:
     """The heartbeats of all ranks of a job, in rank order."""
     return _read(sorted(folder.glob("rank_?????.json")))  # not the collective calls
 
 
 def _read(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """The heartbeats in files; a job that ends, a full disk and a power cut leave files without one."""
+    """The heartbeats in files, leaving out files without one: a full disk, or a job that ends."""
     beats: list[dict[str, Any]] = []
     for path in paths:
         with suppress(OSError, ValueError):
@@ -161,7 +151,7 @@ def _read(paths: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def progress_of(model_folder: Path) -> Mapping[str, Any]:
-    """The newest progress of the job in a model folder: steps `done`, `loss`, `seconds_left`; empty before the first.
+    """The newest progress in a model folder: steps `done`, `loss`, `seconds_left`; empty at first.
 
     train.csv has the same figures, but only every log_interval iterations.
     """
@@ -170,7 +160,7 @@ def progress_of(model_folder: Path) -> Mapping[str, Any]:
 
 
 def describe(heartbeats: Sequence[Mapping[str, Any]], fresh: float) -> str:
-    """Where most ranks are, and which ranks are elsewhere or have been silent since `fresh` (seconds of the epoch)."""
+    """Where most ranks are, and which are elsewhere or silent since `fresh` (Unix seconds)."""
     places = [
         (beat["iteration"], ", in ".join(filter(None, (beat["doing"], beat.get("hangs_in"))))) for beat in heartbeats
     ]

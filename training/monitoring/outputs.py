@@ -1,7 +1,7 @@
-"""Looks at a batch again: the loss of each target, the logits of the next token, the first module that is not finite.
+"""Looks at a batch again: target losses, logits of the next token, the first non-finite module.
 
-All run the training's own layout forward, without dropout, and leave weights and gradients as they are: a step may be
-between its backward pass and the optimiser.
+All run the training's own layout forward, without dropout, and leave weights and gradients as they
+are: a step may be between its backward pass and the optimiser.
 """
 
 import re
@@ -28,16 +28,16 @@ from training.step import run_micro_batches, sample_ranges
 def target_losses(
     session: Session, batches: Sequence[Batch], consumed: int
 ) -> list[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Number of each sample, nats of its targets, which of them count, (T,) both (a collective call).
+    """(number, nats per target, which targets count) of each sample, (T,) both (a collective call).
 
-    `batches` are this process's of the global batch from sample `consumed` on; each sample is on one process.
+    `batches` are this process's of the global batch from sample `consumed` on.
     """
-    found = _compute(session, batches, lambda head, x, weight, targets: head.target_losses(x, weight, targets))
-    if not found or coordinates(session.mesh)[2]:  # all ranks of a tensor-parallel group have the same
+    losses = _compute(session, batches, lambda head, x, weight, targets: head.target_losses(x, weight, targets))
+    if not losses or coordinates(session.mesh)[2]:  # all ranks of a tensor-parallel group have the same
         return []
     numbers = chain.from_iterable(islice(sample_ranges(session, consumed), len(batches)))
     counted = (torch.cat([batch.targets for batch in batches]) != IGNORED).cpu()
-    nats = torch.cat(found).view(counted.shape).cpu()
+    nats = torch.cat(losses).view(counted.shape).cpu()
     return list(zip(numbers, nats.numpy(), counted.numpy(), strict=True))
 
 
@@ -52,30 +52,30 @@ def next_logits(session: Session, text: Sequence[int]) -> Tensor:
     tokens = row.expand(experiment.train.micro_batch_size, -1)
     batch = Batch(tokens, torch.full_like(tokens, IGNORED), None, None, 0)
     micro_batches = [batch] * (experiment.accumulation if session.pipeline else 1)
-    found = _compute(session, micro_batches, lambda head, x, weight, _: head.logits_at(len(window) - 1, x, weight))
+    logits = _compute(session, micro_batches, lambda head, x, weight, _: head.logits_at(len(window) - 1, x, weight))
     data_rank = coordinates(session.mesh)[1]
-    of_ranks = all_gather([logits.float().cpu() for logits in found[-1:] if data_rank == 0])
+    of_ranks = all_gather([row.float().cpu() for row in logits[-1:] if data_rank == 0])
     return torch.cat([part for parts in of_ranks for part in parts])  # tensor-parallel ranks are adjacent
 
 
 def _compute(
     session: Session, batches: Sequence[Batch], output: Callable[[LossHead, Tensor, Tensor, Tensor], Tensor]
 ) -> list[Tensor]:
-    """`output` of the head, x, the weight and the targets of each micro-batch; [] if this process has no head."""
-    found: list[Tensor] = []
+    """`output` of each micro-batch's (head, x, weight, targets); [] if this process has no head."""
+    outputs: list[Tensor] = []
 
     def hook(head: LossHead, inputs: tuple[Tensor, ...], _loss: Tensor) -> None:
-        found.append(output(head, *inputs[:3]))
+        outputs.append(output(head, *inputs[:3]))
 
     heads = [stage.model.head for stage in session.stages if stage.last]
     _run_forward(session, batches, [(head, hook) for head in heads])
-    return found
+    return outputs
 
 
 def _run_forward(
     session: Session, batches: Sequence[Batch], hooks: Iterable[tuple[nn.Module, Callable[..., None]]]
 ) -> None:
-    """Run micro-batches forward, without dropout, with forward hooks on some modules (a collective call)."""
+    """Run micro-batches forward, without dropout, with hooks on modules (a collective call)."""
     with ExitStack() as stack:
         for module, hook in hooks:
             stack.callback(module.register_forward_hook(hook).remove)
@@ -86,10 +86,10 @@ def _run_forward(
 
 
 def first_non_finite(session: Session, batches: Sequence[Batch]) -> str:
-    """The first non-finite part of a step whose gradients still exist (a collective call, equal on all ranks).
+    """The first non-finite part of a step that still has its gradients (a collective call).
 
-    A parameter, if there is one. Otherwise the output of a module, when the step's micro-batches run forward again. If
-    that is finite, the gradient nearest to the loss.
+    A parameter, if there is one; else the output of a module, when the micro-batches run forward
+    again; else the gradient nearest to the loss. Equal on all ranks.
     """
     parameters = session.parameters
     non_finite_parameters = [name for name, parameter in parameters.items() if not _is_finite(parameter)]

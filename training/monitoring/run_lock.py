@@ -1,8 +1,8 @@
 """The lock on a model folder: only one job writes there, the one that started last.
 
-MODEL_FOLDER/owner.json names it. A job that Slurm has given up for dead may still be alive, and a lock on a network
-file system does not survive its node. So each new job simply takes the folder, and the one before it notices that
-before it writes again.
+MODEL_FOLDER/owner.json names it. A job that Slurm has given up for dead may still be alive, and a
+lock on a network file system does not survive its node. So each new job simply takes the folder,
+and the job that had it notices before it writes again.
 """
 
 import os
@@ -20,14 +20,12 @@ _INTERVAL = 1.0  # seconds between two reads of the file while training
 
 
 class RunLock:
-    """This job's lock on a model folder; rank 0 takes it and checks it.
-
-    token       different for each job, equal on all ranks: part of the names of this job's unfinished files
-    """
+    """This job's lock on a model folder; rank 0 takes it and checks it."""
 
     def __init__(self, folder: Path, rank: int, job: str) -> None:
         self.path, self.rank = folder / "owner.json", rank
-        self.job, self.token = job, uuid.uuid4().hex[:12]
+        self.job = job
+        self.token = uuid.uuid4().hex[:12]  # equal on all ranks once taken; names this job's unfinished files
         self._polled = time.monotonic()
         self._lost = False
 
@@ -39,25 +37,21 @@ class RunLock:
             write_json(self.path, owner)
 
     def release(self) -> None:
-        """Release the folder at the end of the job, unless another job has taken it."""
+        """Remove the lock at the end of the job, unless another job has the folder."""
         if self.rank == 0 and self.is_held():
             self.path.unlink(missing_ok=True)
 
     def is_held(self) -> bool:
-        """Whether the folder is still this job's (rank 0): asked before writing a file that two jobs could share."""
+        """Whether the folder is this job's (rank 0): asked before writing files that jobs share."""
         return self._other_owner() is None
 
     def require(self) -> None:
         """Raises LostLockError if another job has the folder (rank 0 only, from any thread)."""
-        other = self._other_owner()
-        if other is not None:
-            raise self._lost_to(other)
+        self._check(self._other_owner())
 
     def require_on_all_ranks(self) -> None:
         """Raises LostLockError on all ranks if another job has the folder (a collective call)."""
-        other = all_gather(self._other_owner() if self.rank == 0 else None)[0]
-        if other is not None:
-            raise self._lost_to(other)
+        self._check(all_gather(self._other_owner() if self.rank == 0 else None)[0])
 
     def poll(self) -> bool:
         """Read the file at most once per second; returns whether another job has the folder."""
@@ -68,7 +62,7 @@ class RunLock:
         return self._lost
 
     def _other_owner(self) -> dict[str, Any] | None:
-        """The job that has taken the folder, empty if that one has ended; None while the folder is ours."""
+        """The job that has taken the folder, {} if that one has ended; None while it is ours."""
         try:
             owner = read_json(self.path)
         except InputError:
@@ -79,8 +73,10 @@ class RunLock:
             return {}
         return owner if owner.get("token") != self.token else None
 
-    def _lost_to(self, other: dict[str, Any]) -> LostLockError:
+    def _check(self, other: dict[str, Any] | None) -> None:
+        if other is None:
+            return
         if not other:
-            return LostLockError(f"{self.path}: removed, by another job at its end or by hand; this job ends here")
+            raise LostLockError(f"{self.path}: removed, by another job at its end or by hand; this job ends here")
         who = f"job {other.get('job')} (process {other.get('pid')} on {other.get('host')})"
-        return LostLockError(f"{self.path}: {who} has taken over this run; this job ends without saving")
+        raise LostLockError(f"{self.path}: {who} has taken over this run; this job ends without saving")

@@ -1,13 +1,13 @@
-"""Stops training early but cleanly: on SIGTERM, SIGINT (Ctrl-C), SIGHUP, SIGUSR2, or a file named `stop`.
+"""Stops training early but cleanly: on a signal, Ctrl-C, or a file named `stop`.
 
     touch results/demo/models/tiny/stop         # finish the step, save, exit
     scancel --signal=TERM JOBID                 # the same; a job of cluster.submit is then requeued
 
-The signal handler only sets a flag: the processes agree on it at the end of a step, save together, and exit with
-RESUME_ME. A second Ctrl-C ends the process at once, whatever it is doing: a thread that does not need the main thread
-takes care of that. Signals before `Stop` is entered are those of `training.launch.signals`.
+The signal handler only sets a flag: the processes agree on it at the end of a step, save together,
+and exit with RESUME_ME. A second Ctrl-C ends the process at once, by a thread that does not need
+the main thread. Signals before `Stop` is entered are those of `training.launch.signals`.
 
-The file is renamed to `stopped`, which says that a person asked, so that nobody starts the run again unasked.
+The file is renamed to `stopped`: a person asked, so nobody restarts the run unasked.
 """
 
 import os
@@ -22,7 +22,7 @@ from training.launch.signals import call_on_arrival, save_requested
 from training.model_folder import stop_file, stopped_mark
 from training.monitoring.run_lock import RunLock
 
-# sent by Slurm at scancel and preemption; by submitit before the time limit; by Ctrl-C; by a closed terminal
+# from Slurm (scancel, preemption), from submitit before the time limit, Ctrl-C, a closed terminal
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 _FORWARDED = 2.0  # seconds in which torchrun repeats a Ctrl-C that its workers have received already
@@ -33,15 +33,14 @@ CONTINUE, SAVE, LEAVE = range(3)  # requests; the most urgent one of all ranks i
 class Stop:
     """Handles the signals inside `with`, and records whether this process was asked to stop.
 
-    A signal that was ignored before (`nohup`, a shell's background job) stays ignored. After `with` the old handlers
-    are restored, unless the run has stopped: then the signals are ignored, because srun ends all tasks when the first
-    one exits with a code, and that must not change the exit codes of the others.
+    A signal that was ignored before (`nohup`, a shell's background job) stays ignored. After `with`
+    the old handlers are restored. If the run has stopped, signals are ignored instead: srun ends
+    all tasks when the first one exits, and that must not change the exit codes of the others.
     """
 
     def __init__(self, folder: Path, lock: RunLock) -> None:
         self.file, self._lock = stop_file(folder), lock
-        self.reason = ""
-        """The signal's name or the file's path; empty on processes that were not asked themselves."""
+        self.reason = ""  # the signal's name or the file's path; empty on ranks that were not asked
         self._stopped = False
         self._interrupted = 0.0  # when Ctrl-C came first
 
@@ -64,7 +63,9 @@ class Stop:
         """Handle a signal in a thread, when it arrives."""
         now = time.monotonic()
         if number == signal.SIGHUP:
-            self._detach_from_terminals()
+            for descriptor in self._terminals:  # further output goes to /dev/null
+                if not os.isatty(descriptor):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         elif number == signal.SIGINT and not self._interrupted:
             self._interrupted = now
             if self._lock.rank == 0 and os.isatty(2):
@@ -75,16 +76,10 @@ class Stop:
             print("interrupted", file=sys.stderr, flush=True)
             os._exit(128 + number)
 
-    def _detach_from_terminals(self) -> None:
-        """Send further output to /dev/null if its terminal is gone."""
-        for descriptor in self._terminals:
-            if not os.isatty(descriptor):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-
     def poll(self) -> int:
-        """Check the file and the lock (rank 0); returns CONTINUE, SAVE (then exit), or LEAVE without saving.
+        """Check the file and the lock (rank 0); returns CONTINUE, SAVE, or LEAVE without saving.
 
-        LEAVE: another job has taken the folder.
+        SAVE: save, then exit. LEAVE: another job has taken the folder.
         """
         if self._lock.rank == 0:
             if self._lock.poll():

@@ -1,1 +1,1 @@
-"""Parallel layouts, applied to the model from outside, and the processes of a job. Start at `layout.parallelize`."""
+"""Parallel layouts, applied to the model from outside. Start at `layout.parallelize`."""

@@ -7,7 +7,7 @@ Result = TypeVar("Result")
 
 
 def all_gather(value: Any, group: Any = None) -> list[Any]:
-    """Returns `value` of every rank, in rank order (a collective call over `group`, by default all ranks)."""
+    """The `value` of every rank, in rank order (a collective call over `group`, by default all)."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -18,20 +18,20 @@ def all_gather(value: Any, group: Any = None) -> list[Any]:
 
 
 def run_on_all_ranks(action: Callable[[], Result], group: Any = None) -> Result:
-    """Run `action` on every rank and return its result; an error on one rank is raised on all (a collective call)."""
+    """Run `action` on every rank; an error on one rank is raised on all (a collective call)."""
     problem: Exception | None = None
     result: Result | None = None
     try:
         result = action()
-    except Exception as error:
-        problem = error
-    for found in all_gather(problem, group):
-        if found is not None:
-            raise found
+    except Exception as raised:
+        problem = raised
+    for error in all_gather(problem, group):
+        if error is not None:
+            raise error
     return cast(Result, result)
 
 
 def run_on_rank0(action: Callable[[], Result], rank: int) -> Result:
-    """Run `action` on rank 0 alone; returns its result, or raises its error, on every rank (a collective call)."""
+    """The result of `action`, run on rank 0, or its error, on every rank (a collective call)."""
     on_this_rank: Callable[[], Result | None] = action if rank == 0 else lambda: None
     return cast(Result, all_gather(run_on_all_ranks(on_this_rank))[0])

@@ -1,13 +1,13 @@
-"""Data parallelism with ZeRO stages 0 to 3 (Rajbhandari et al. 2020), from PyTorch's `replicate` and `fully_shard`.
+"""Data parallelism with ZeRO stages 0 to 3 (Rajbhandari et al. 2020), by PyTorch's own modules.
 
 | stage | each rank keeps | how |
 |---|---|---|
-| 0 | everything | `replicate`: gradients are all-reduced at the last micro-batch |
-| 1 | a shard of the optimiser state | `fully_shard`: gathers parameters and scatters gradients once per step |
+| 0 | everything | `replicate`: all-reduces gradients at the last micro-batch |
+| 1 | a shard of the optimiser state | `fully_shard`: gathers and scatters once per step |
 | 2 | also a shard of the gradients | scatters gradients after every micro-batch |
-| 3 | also a shard of the parameters | gathers parameters again for every forward and backward pass |
+| 3 | also a shard of the parameters | gathers parameters for every forward and backward pass |
 
-With pipeline parallelism PyTorch scatters gradients only after the last micro-batch: stage 2 acts like stage 1.
+With a pipeline PyTorch scatters gradients only after the last micro-batch: stage 2 acts like 1.
 """
 
 import warnings
@@ -24,13 +24,13 @@ from common.settings import ParallelSettings
 def apply_data_parallel(
     stage: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, parallel: ParallelSettings, dtype: torch.dtype
 ) -> None:
-    """Apply the layout's ZeRO stage to a pipeline stage in place: one group per block, and one for the rest.
+    """Apply the ZeRO stage to a pipeline stage in place: a group per block, and one for the rest.
 
-    Parameters are gathered in `dtype`, that of the products: half the traffic in bfloat16, and no cast copies that
-    would stay alive until the backward pass. Gradients are summed in float32.
+    Parameters are gathered in `dtype`, that of the products: half the traffic in bfloat16, and no
+    cast copies that would stay alive until the backward pass. Gradients are summed in float32.
     """
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    # The logits are a view (a 3-D linear is a reshaped 2-D one); nothing here changes them in place.
+    # The logits are a view (a 3-D linear is a reshaped 2-D one) that nothing changes in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for module in (*blocks, stage):  # one group each, so that communication overlaps with computation
         if parallel.zero_stage == 0:
@@ -42,7 +42,7 @@ def apply_data_parallel(
 
 
 def before_backward(stage: nn.Module, last: bool, zero_stage: int) -> None:
-    """Set what the next backward pass does with gradients and parameters; `last`: of the step's last micro-batch.
+    """Set what the next backward pass does; `last`: it is of the step's last micro-batch.
 
     Only without a pipeline: pipeline schedules do this themselves.
     """

@@ -1,12 +1,12 @@
 """Whole tensors and the shards that a process holds, for plain tensors and DTensors alike.
 
-PyTorch's module of DTensors takes a second to import: commands that only read files do not wait for it.
+PyTorch's DTensor takes a second to import: commands that only read files do not wait for it.
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from training.region import Region
 
 
 def true_shape(name: str, tensor: Tensor, vocab_size: int) -> torch.Size:
@@ -15,29 +15,24 @@ def true_shape(name: str, tensor: Tensor, vocab_size: int) -> torch.Size:
 
 
 def copy_shard_(target: Tensor, whole: Tensor) -> None:
-    """Copy this process's shard of `whole` into `target`; rows missing in `whole` (vocabulary padding) become zero."""
+    """Copy this process's shard of `whole` into `target`; rows missing in `whole` become zero."""
     missing = target.shape[0] - whole.shape[0]
     if missing:
         whole = torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])])
-    whole = whole[region(*shard_bounds(target))]
+    whole = whole[shard_region(target).slices]
     with torch.no_grad():
         local_shard(target).copy_(whole)
 
 
-def shard_bounds(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and offset of this process's shard in the whole tensor."""
+def shard_region(tensor: Tensor) -> Region:
+    """The region of the whole tensor that this process holds."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if not isinstance(tensor, DTensor):
-        return tuple(tensor.shape), (0,) * tensor.dim()
+        return Region.whole(tensor.shape)
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(shape), tuple(offset)
-
-
-def region(shape: Sequence[int], offset: Sequence[int]) -> tuple[slice, ...]:
-    """Slices that index the shard with this shape and offset in the whole tensor."""
-    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+    return Region(tuple(offset), tuple(shape))
 
 
 def local_shard(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradients between the backward pass and the optimiser: synchronise, unscale, measure and clip them."""
+"""Gradients between the backward pass and the optimiser: synchronise and measure them."""
 
 import math
 from collections import defaultdict
@@ -23,9 +23,9 @@ TIED = "wte.weight"  # the first pipeline stage looks up tokens in it, the last 
 def sync_gradients(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None, sequence_parallel: bool) -> None:
     """Complete the gradients that several ranks hold parts of (a collective call).
 
-    Under sequence parallelism this sums the gradients of biases, LayerNorms and positions over the slices of the
-    sequence, all in one buffer. Under pipeline parallelism the first and the last stage each have a gradient of the
-    tied embedding; they exchange and add them.
+    Under sequence parallelism this sums the gradients of biases, LayerNorms and positions over the
+    slices of the sequence, all in one buffer. Under pipeline parallelism the first and the last
+    stage each have a gradient of the tied embedding; they exchange and add them.
     """
     if mesh is None:
         return
@@ -48,10 +48,10 @@ def sync_gradients(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | No
 
 @torch.no_grad()
 def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None, device: torch.device) -> Tensor:
-    """The 2-norm of the whole model's gradient, float64 on `device`, equal on all ranks (a collective call).
+    """The 2-norm of the whole model's gradient, float64, equal on all ranks (a collective call).
 
-    Each rank sums the squares of its shards, divided by the number of ranks that hold a copy, so that one sum over all
-    ranks gives the total.
+    Each rank sums the squares of its shards, divided by the number of ranks that hold a copy, so
+    that one sum over all ranks gives the total.
     """
     ranks = 1 if mesh is None else mesh.size(DP) * mesh.size(TP)  # that hold shards or copies of a gradient
     repeated = mesh is not None and mesh.get_local_rank(PP) > 0  # the tied embedding counts once
@@ -67,8 +67,3 @@ def global_norm(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh | None,
     if mesh is not None:
         dist.all_reduce(squares)
     return squares.sqrt()
-
-
-def clip_factor(largest: float, norm: Tensor) -> Tensor:
-    """The factor that scales gradients of the global norm `norm` down to a norm of at most `largest`, shape ()."""
-    return (largest / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_

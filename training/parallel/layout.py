@@ -1,7 +1,7 @@
 """Builds this process's part of a GPT-2 in any parallel layout, without changing the model's code.
 
-    mesh = make_mesh(parallel, device.type)             # axes (pp, dp, tp); tensor-parallel ranks are adjacent
-    stages = build_model(experiment, mesh, device)      # this process's part, on its device, with its initial values
+    mesh = make_mesh(parallel, device.type)         # axes (pp, dp, tp); tensor ranks are adjacent
+    stages = build_model(experiment, mesh, device)  # this process's part, with its initial values
 
 `parallelize` applies the whole layout, in order.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from common.settings import Experiment, ModelSettings, ParallelSettings, TrainSettings
+from common.settings import Experiment, ParallelSettings, TrainSettings
 from training.kernels.library import selected
 from training.kernels.residual import add_dropout_norm
 from training.launch.device import precision_type
@@ -25,7 +25,7 @@ from training.parallel.data_parallel import apply_data_parallel
 from training.parallel.dtensor import copy_shard_, local_shard, true_shape
 from training.parallel.pipeline import Stage
 from training.parallel.randomness import RANK_ATTENTION
-from training.parallel.sizes import loss_parts, padded_vocab_size, stage_layers, with_padded_vocabulary
+from training.parallel.sizes import loss_parts, stage_layers, with_padded_vocabulary
 from training.parallel.tensor_parallel import plain_parameters, split_matrices
 
 
@@ -57,18 +57,15 @@ def parallelize(
             recompute(block, train.recompute)
     if parallel.data == 1:  # otherwise parameters are gathered in the type of the products
         stage.keep_rounded_weights()
-    compile_stage(stage, compile_mode(train.compile, device))
+    compile_stage(stage, train.compile, device)
     if mesh is not None and parallel.data > 1:
         apply_data_parallel(stage, blocks, mesh["dp"], parallel, stage.model.dtype)
 
 
-def compile_mode(mode: str, device: torch.device) -> str:
-    """none, blocks or model, for `train.compile`."""
-    return mode if mode != "auto" else "blocks" if device.type == "cuda" else "none"
-
-
-def compile_stage(stage: Stage, mode: str) -> None:
-    """Compile a stage in place: `blocks` each layer, the embedding and the loss, `model` everything as one graph."""
+def compile_stage(stage: Stage, mode: str, device: torch.device) -> None:
+    """Compile a stage in place: in one graph (`model`), or layers, embedding, loss (`blocks`)."""
+    if mode == "auto":
+        mode = "blocks" if device.type == "cuda" else "none"
     if mode == "model":
         compile_method(stage, "forward", list(stage.modules()))
     if mode == "blocks":
@@ -94,7 +91,7 @@ def compile_method(owner: nn.Module, name: str, modules: list[nn.Module]) -> Non
 
 
 def fuse_residual_norm(block: Any) -> None:
-    """Let `add_dropout_norm`, where it is selected, compute a layer's first sum and second LayerNorm; in place."""
+    """Let `add_dropout_norm`, if selected, compute a layer's first sum and second LayerNorm."""
     plain: Callable[..., Tensor] = block.forward
 
     def forward(x: Tensor, ends: Tensor | None = None) -> Tensor:
@@ -111,31 +108,25 @@ def fuse_residual_norm(block: Any) -> None:
     setattr(block, "forward", forward)  # noqa: B010
 
 
-def loss_chunks(train: TrainSettings, model: ModelSettings, tensor: int, device: torch.device) -> int:
-    """The number of parts in which the loss is computed on each of `tensor` tensor-parallel ranks."""
-    rows = padded_vocab_size(model.vocab_size, tensor) // tensor
-    logits = train.micro_batch_size * model.seq_len * rows * precision_type(train.precision, device).itemsize
-    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    return loss_parts(train.loss, logits, memory)
-
-
 def build_model(experiment: Experiment, mesh: DeviceMesh | None, device: torch.device) -> list[Stage]:
-    """This process's stages of the model on `device`, in float32, with the initial values of `train.seed`.
+    """This process's stages of the model on `device`, in float32, with their initial values.
 
-    Stages are built on the meta device; each parameter is then initialised whole and sharded. So no process ever holds
-    more than its share of the model plus one parameter, and the values are the same in every layout.
+    Stages are built on the meta device; each parameter is then initialised whole and sharded. So a
+    process holds at most its share and one parameter, and every layout has the same values.
     """
     parallel, train, vocab_size = experiment.parallel, experiment.train, experiment.model.vocab_size
-    chunks = loss_chunks(train, experiment.model, parallel.tensor, device)
+    padded, dtype = with_padded_vocabulary(experiment.model, parallel.tensor), precision_type(train.precision, device)
+    rows = padded.vocab_size // parallel.tensor  # of each tensor-parallel rank
+    logits = train.micro_batch_size * experiment.model.seq_len * rows * dtype.itemsize
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    chunks = loss_parts(train.loss, logits, memory)
     layers = stage_layers(experiment.model.n_layer, parallel.pipeline * parallel.virtual_stages)
-    padded = with_padded_vocabulary(experiment.model, parallel.tensor)
     pipeline_rank, *_ = coordinates(mesh)
     stages = []
     for index in range(pipeline_rank, len(layers), parallel.pipeline):
         with torch.device("meta"):
-            model = GPT2(padded, precision_type(train.precision, device))
-            head: nn.Module = LossHead(vocab_size, chunks)
-            model.head = head  # type: ignore[assignment]
+            model = GPT2(padded, dtype)
+            model.head = LossHead(vocab_size, chunks)  # type: ignore[assignment]
             stage = Stage(model, layers[index], index == 0, index == len(layers) - 1)
         parallelize(stage, mesh, parallel, train, device)
         stage.to_empty(device="cpu" if parallel.offload else device)

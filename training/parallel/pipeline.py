@@ -1,11 +1,12 @@
 """Pipeline parallelism: which layers a process holds, and the schedule of its micro-batches.
 
-    pipeline = Pipeline(stages, parallel, (micro, seq_len, n_embd), accumulation, mesh, device)
+    pipeline = Pipeline(stages, experiment, mesh, device)
     loss = pipeline.run(batches, factor, train=True)
 
-A stage holds consecutive layers of a GPT-2; the first one also embeds, the last one computes the loss. The schedules
-are PyTorch's: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019) and interleaved 1F1B with several stages per
-process (Narayanan et al. 2021), where stage i is on process i modulo the number of processes.
+A stage holds consecutive layers of a GPT-2; the first one also embeds, the last one computes the
+loss. The schedules are PyTorch's: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019) and
+interleaved 1F1B with several stages per process (Narayanan et al. 2021), where stage i is on
+process i modulo the number of processes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from common.settings import ParallelSettings
+from common.settings import Experiment
 from training.dataset.batches import Batch
 from training.kernels.documents import concatenated
 from training.loss import LossHead
@@ -44,9 +45,9 @@ class Stage(nn.Module):
         factor: Tensor | None = None,
         ends: Tensor | None = None,
     ) -> Tensor:
-        """(B, T) tokens, or (B, T, C) from the stage before -> (B, T, C), or the summed loss, shape (1,).
+        """(B, T) tokens, or (B, T, C) from the stage before -> (B, T, C), or the summed loss, (1,).
 
-        The loss of each sample is multiplied by its `factor`, (B,). `ends`, (B, K): of documents, if they are apart.
+        Each sample's loss is multiplied by its `factor`, (B,). `ends`, (B, K): of documents.
         """
         if self.first:
             x = self.embed(x, positions)
@@ -61,7 +62,7 @@ class Stage(nn.Module):
 
     @torch.no_grad()
     def round_weights(self) -> None:
-        """Round the weights into their copies, if there are any: before each optimiser step's first micro-batch."""
+        """Round the weights into their copies, if any: before a step's first micro-batch."""
         pairs = [(module.rounded, weight) for module, weight in self._multiplied() if module.rounded is not None]
         if pairs:
             copies, weights = zip(*pairs, strict=True)
@@ -103,16 +104,9 @@ class _FewBuffers(PipelineStage):
 class Pipeline:
     """Runs the stages of all processes together: `run` is a collective call over the `pp` axis."""
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        parallel: ParallelSettings,
-        shape: tuple[int, int, int],
-        accumulation: int,
-        mesh: DeviceMesh,
-        device: torch.device,
-    ) -> None:
-        B, T, C = shape  # of the activations of a micro-batch
+    def __init__(self, stages: Sequence[Stage], experiment: Experiment, mesh: DeviceMesh, device: torch.device) -> None:
+        parallel, model = experiment.parallel, experiment.model
+        B, T, C = experiment.train.micro_batch_size, model.seq_len, model.n_embd
         rank, slices = mesh.get_local_rank("pp"), parallel.tensor if parallel.sequence_parallel else 1
         tokens = torch.empty(B, T, dtype=torch.long, device="meta")
         hidden = torch.empty(B, T // slices, C, dtype=stages[0].model.dtype, device="meta", requires_grad=True)
@@ -132,7 +126,7 @@ class Pipeline:
         self.first, self.last = stages[0].first, stages[-1].last
         self._zero = torch.zeros((), device=device)
         options: dict[str, Any] = {
-            "n_microbatches": accumulation,
+            "n_microbatches": experiment.accumulation,
             "loss_fn": lambda loss, _targets: loss.sum(),
             "scale_grads": False,
         }
@@ -143,9 +137,9 @@ class Pipeline:
             self._schedule = schedule(parts[0], **options)
 
     def run(self, batches: Sequence[Batch], factor: Tensor | float, train: bool) -> Tensor:
-        """Run one step's micro-batches forward and, if `train`, backward; their summed losses times `factor`, shape ().
+        """Run one step's micro-batches; returns their summed losses times `factor`, shape ().
 
-        Zero except on the processes of the last stage.
+        Forward and, if `train`, backward. Zero except on the processes of the last stage.
         """
         arguments: list[Tensor] = []
         options: dict[str, Any] = {}
@@ -160,10 +154,8 @@ class Pipeline:
             options["targets"] = torch.cat([batch.targets for batch in batches])
             options |= {"target": options["targets"], "losses": losses}
             options["factor"] = sample_factors(factor, len(options["targets"]), self._zero.device)
-        if train:
-            self._schedule.step(*arguments, **options, return_outputs=False)
-        else:
-            self._schedule.eval(*arguments, **options, return_outputs=False)
+        run = self._schedule.step if train else self._schedule.eval
+        run(*arguments, **options, return_outputs=False)
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else self._zero.clone()
 
 

@@ -1,11 +1,12 @@
-"""Dropout's random numbers: a pure function of (seed, iteration, rank), so that a resumed run draws the same masks.
+"""Dropout's random numbers: a pure function of (seed, iteration, rank), equal after a resume.
 
-Under tensor parallelism each process has two streams. The main one is equal on all ranks of a tensor-parallel group,
-because they compute the same activations. Attention is split over the ranks, and each rank drops other weights: its
-stream depends on its rank and on the state of the main stream, so that a recomputed layer draws the same numbers again.
-Under sequence parallelism all activations are split, and the main stream itself differs between the ranks.
+Under tensor parallelism each process has two streams. The main one is equal on all ranks of a
+tensor-parallel group, because they compute the same activations. Attention is split over the ranks,
+and each rank drops other weights: its stream depends on its rank and on the state of the main
+stream, so that a recomputed layer draws the same numbers again. Under sequence parallelism all
+activations are split, and the main stream itself differs between the ranks.
 
-The rank's stream is used inside operations of their own, which torch.compile keeps whole: a graph has no break there.
+The rank's stream is wrapped in custom ops, so torch.compile does not break the graph.
 """
 
 import math
@@ -29,23 +30,23 @@ FUSED: dict[str, Callable[[], bool]] = {
     "flash": torch.backends.cuda.flash_sdp_enabled,
     "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
 }
-"""PyTorch's fused kernels, and whether each may be used: a run enables one. The first takes every type."""
+"""PyTorch's fused kernels, and whether each may be used, one per run. The first takes any type."""
 
 
 class RandomStreams:
-    """The random streams of one process; call `attach` once and `start_iteration` before every step.
+    """The random streams of one process: `attach` once, `start_iteration` before every step.
 
     The main stream depends on seed, iteration and `ranks`.
     """
 
     def __init__(self, seed: int, ranks: tuple[int, ...]) -> None:
         self.seed, self.ranks = seed, ranks
-        # A compiled layer that recomputes would draw from generators of its own, seeded once per process: a resumed run
-        # would draw other masks. Without, it saves the main stream's state and restores it.
+        # A compiled layer that recomputes would draw from generators seeded once per process, so a
+        # resumed run would draw other masks. Without them it saves and restores the main stream.
         functorch_config.graphsafe_rng_functionalization = False
 
     def attach(self, model: nn.Module, tensor_rank: int) -> None:
-        """Let the dropout of attention weights, the only one inside a split region, draw this rank's numbers.
+        """Let the dropout of attention weights, alone in a split region, use this rank's stream.
 
         On a GPU they compute in the kernel that PyTorch may use now.
         """
@@ -84,7 +85,7 @@ class RankAttentionCore(AttentionCore):
 
 @contextmanager
 def _rank_stream(device: torch.device, rank: int) -> Iterator[None]:
-    """Switch the device's generator to the stream of a tensor-parallel rank, and back to where all ranks are."""
+    """Switch the device's generator to the stream of a tensor-parallel rank, and back."""
     shift = (rank + 1) * _STEP
     if device.type == "cuda":  # counter-based: same counter, other key
         generator = torch.cuda.default_generators[device.index or 0]
@@ -108,9 +109,7 @@ def rank_uniform(like: Tensor, rank: int) -> Tensor:
         return torch.rand(like.shape, device=like.device)
 
 
-@rank_uniform.register_fake
-def _(like: Tensor, rank: int) -> Tensor:
-    return torch.empty(like.shape, device=like.device)
+rank_uniform.register_fake(lambda like, rank: torch.empty(like.shape, device=like.device))
 
 
 @torch.library.custom_op("gpt2::rank_attention", mutates_args=(), tags=_DRAWS)
@@ -119,27 +118,22 @@ def rank_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention on a GPU in one of FUSED, with dropout from the rank's stream.
 
-    (B, nh, T, hs) three times -> (B, nh, T, hs), and what the backward pass needs: log-sum-exp, Philox seed and offset.
+    (B, nh, T, hs) x 3 -> (B, nh, T, hs), and log-sum-exp, Philox seed and offset for the backward.
     """
     with _rank_stream(q.device, rank):
         out, log_sum_exp, seed, offset = _fused(q, k, v, dropout, kernel)
     return out, log_sum_exp, seed.clone(), offset.clone()
 
 
-@rank_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, dropout: float, rank: int, kernel: str) -> tuple[Tensor, ...]:
-    return _fused(q, k, v, dropout, kernel)
-
-
-RANK_ATTENTION = torch.ops.gpt2.rank_attention.default
-"""The operation as recompute sees it."""
+rank_attention.register_fake(lambda q, k, v, dropout, rank, kernel: _fused(q, k, v, dropout, kernel))
+RANK_ATTENTION = torch.ops.gpt2.rank_attention.default  # the operation as recompute sees it
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, dropout: float, kernel: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A kernel's output, log-sum-exp, seed and offset."""
     options = (dropout, True) if kernel == "flash" else (None, True, dropout, True)
-    found = getattr(_aten, f"_scaled_dot_product_{kernel}_attention")(q, k, v, *options)
-    out, log_sum_exp, seed, offset = found if kernel == "efficient" else (*found[:2], *found[6:8])
+    outputs = getattr(_aten, f"_scaled_dot_product_{kernel}_attention")(q, k, v, *options)
+    out, log_sum_exp, seed, offset = outputs if kernel == "efficient" else (*outputs[:2], *outputs[6:8])
     return out, log_sum_exp, seed, offset
 
 

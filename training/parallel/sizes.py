@@ -1,4 +1,4 @@
-"""How a layout divides a model: layers over pipeline stages, padded vocabulary, logits in parts. Needs no torch."""
+"""How a layout divides a model: layers, padded vocabulary, parts of the loss. Needs no torch."""
 
 from common.settings import ModelSettings
 
@@ -8,20 +8,20 @@ EAGER_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
 def stage_layers(n_layer: int, stages: int) -> list[range]:
-    """The layers of each stage, spread evenly; earlier stages get the remainder, because the last one has the head."""
+    """The layers of each stage, spread evenly; the last one, with the head, gets no remainder."""
     edges = [-(-n_layer * stage // stages) for stage in range(stages + 1)]
     return [range(edges[stage], edges[stage + 1]) for stage in range(stages)]
 
 
 def bubble_share(pipeline: int, virtual_stages: int, micro_batches: int) -> float:
-    """The share of a step's time that a process waits: (p - 1) / (v m + p - 1), equal for GPipe and 1F1B."""
+    """The share of a step that a rank waits: (p - 1) / (v m + p - 1), for GPipe and 1F1B alike."""
     return (pipeline - 1) / (virtual_stages * micro_batches + pipeline - 1)
 
 
 def padded_vocab_size(vocab_size: int, tensor_parallel: int) -> int:
-    """Vocabulary rows, rounded up so that each tensor-parallel rank holds a multiple of 128 of them.
+    """Vocabulary rows, rounded up to a multiple of 128 per tensor-parallel rank.
 
-    The checkpoints know the true vocabulary only, and no padding row reaches the loss's softmax (`training.loss`).
+    Checkpoints have the true rows only, and no padding row reaches the softmax (`training.loss`).
     """
     multiple = 128 * tensor_parallel
     return -(-vocab_size // multiple) * multiple

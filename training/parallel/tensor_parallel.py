@@ -1,16 +1,17 @@
-"""Tensor parallelism, with or without sequence parallelism: modules that take the places of a GPT-2's own.
+"""Tensor parallelism, with or without sequence parallelism: modules that replace a GPT-2's own.
 
-After Shoeybi et al. 2019 (section 3) and Korthikanti et al. 2022 (section 4.2.2). Every parameter is a DTensor, so that
-gradient norms and checkpoints see one whole model. The modules compute with this rank's shards, which are plain
-tensors: kernels can take them, and torch.compile and recompute see plain operations and collectives.
+After Shoeybi et al. 2019 (section 3) and Korthikanti et al. 2022 (section 4.2.2). Every parameter
+is a DTensor, so that gradient norms and checkpoints see one whole model. The modules compute with
+this rank's shards, which are plain tensors: kernels can take them, and torch.compile and recompute
+see plain operations and collectives.
 
-Between the split matrices, every rank holds the same activations or, with sequence parallelism, its slice of the
-sequence. `enter` (before a matrix split by rows) and `leave` (after one split by columns) are each other's gradient:
-the f and g of Shoeybi et al., figure 3, or those of Korthikanti et al., figure 5. They call the collectives of
-torch.compile, which a graph may hold.
+Between the split matrices, every rank holds the same activations or, with sequence parallelism, its
+slice of the sequence. `enter` (before a matrix split by rows) and `leave` (after one split by
+columns) are each other's gradient: the f and g of Shoeybi et al., figure 3, or those of Korthikanti
+et al., figure 5. They call the collectives of torch.compile, which a graph may hold.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -40,47 +41,35 @@ class TensorRanks(NamedTuple):
     group: "GroupName"
     size: int
     rank: int
-    slices: bool
-    """Sequence parallelism: activations outside the split matrices are slices of the sequence."""
+    slices: bool  # sequence parallelism: activations outside the split matrices are slices
 
-    @classmethod
-    def of(cls, mesh: DeviceMesh, sequence_parallel: bool) -> "TensorRanks":
-        """The group of a mesh with one axis."""
-        return cls(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), sequence_parallel)
+
+_Function = Callable[[Tensor, TensorRanks], Tensor]
 
 
 def enter(x: Tensor, ranks: TensorRanks) -> Tensor:
     """(B, T or T / ranks, C) -> (B, T, C)."""
-    entered: Tensor = _Enter.apply(x, ranks)  # type: ignore[no-untyped-call]
+    entered: Tensor = _Exchange.apply(x, ranks, _spread, _sum)  # type: ignore[no-untyped-call]
     return entered
 
 
 def leave(x: Tensor, ranks: TensorRanks) -> Tensor:
     """(B, T, C) -> their sum over the ranks, (B, T or T / ranks, C)."""
-    left: Tensor = _Leave.apply(x, ranks)  # type: ignore[no-untyped-call]
+    left: Tensor = _Exchange.apply(x, ranks, _sum, _spread)  # type: ignore[no-untyped-call]
     return left
 
 
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks
-        return _gather(x, ranks) if ranks.slices else x.view_as(x)
+class _Exchange(torch.autograd.Function):
+    """Applies one function of (x, ranks), and another one to the gradient."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _sum(gradients[0], ctx.ranks), None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks
-        return _sum(x, ranks)
+    def forward(ctx: Any, x: Tensor, ranks: TensorRanks, there: _Function, back: _Function) -> Tensor:
+        ctx.ranks, ctx.back = ranks, back
+        return there(x, ranks)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _gather(gradients[0], ctx.ranks) if ctx.ranks.slices else gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(gradients[0], ctx.ranks), None, None, None
 
 
 def _sum(x: Tensor, ranks: TensorRanks) -> Tensor:
@@ -92,8 +81,10 @@ def _sum(x: Tensor, ranks: TensorRanks) -> Tensor:
     return _wait(_collectives.reduce_scatter_tensor(slices.flatten(0, 1), "sum", ranks.size, ranks.group))
 
 
-def _gather(x: Tensor, ranks: TensorRanks) -> Tensor:
-    """(B, T / ranks, C) -> (B, T, C)."""
+def _spread(x: Tensor, ranks: TensorRanks) -> Tensor:
+    """(B, T or T / ranks, C) -> (B, T, C)."""
+    if not ranks.slices:
+        return x.view_as(x)
     slices = _wait(_collectives.all_gather_into_tensor(x.contiguous(), ranks.size, ranks.group))
     slices = slices.view(ranks.size, *x.shape)  # (ranks * B, T / ranks, C) -> (ranks, B, T / ranks, C)
     return slices.transpose(0, 1).flatten(1, 2)  # (B, T, C)
@@ -104,7 +95,7 @@ def _wait(x: Tensor) -> Tensor:
     return done
 
 
-# ------------------------------------------------------------------------------------------------------ split modules
+# ----------------------------------------------------------------------------- split modules
 
 
 class _Split(nn.Module):
@@ -119,7 +110,7 @@ class _Split(nn.Module):
             self.register_parameter(kind, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [placement])))
 
     def shard(self, name: str) -> Tensor:
-        """This rank's shard of a parameter; with sequence parallelism, its gradient may be that of a slice alone.
+        """This rank's shard of a parameter; its gradient may be that of a slice of the sequence.
 
         `training.parallel.gradients` sums those of a step at once.
         """
@@ -128,7 +119,7 @@ class _Split(nn.Module):
 
 @contextmanager
 def plain_parameters(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, the parameters of split modules are this rank's shards: a compiled graph then has no DTensor."""
+    """Inside, parameters of split modules are this rank's shards: compiled graphs need that."""
     distributed = [(module, dict(module._parameters)) for module in modules if isinstance(module, _Split)]
     try:
         for module, parameters in distributed:
@@ -201,19 +192,19 @@ class Positions(_Split):
 
 
 class VocabParallelEmbedding(_Split):
-    """The token embedding: each rank looks up the tokens in its rows, and the results are summed."""
+    """The token embedding: each rank looks up the tokens in its rows; the results are summed."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) -> (B, T or T / ranks, C)."""
         weight = self.shard("weight")
-        row = tokens - self.ranks.rank * len(weight)  # the vocabulary is padded so that all ranks have as many rows
+        row = tokens - self.ranks.rank * len(weight)  # the vocabulary is padded: all ranks have equally many rows
         elsewhere = (row < 0) | (row >= len(weight))
         x = F.embedding(row.masked_fill(elsewhere, 0), weight).masked_fill(elsewhere[..., None], 0)
         return leave(x, self.ranks)
 
 
 class VocabParallelLoss(LossHead):
-    """The loss: each rank computes the logits of its rows of the vocabulary, and the gradients of `x` are summed."""
+    """The loss: each rank has the logits of its vocabulary rows; gradients of `x` are summed."""
 
     def __init__(self, whole: LossHead, ranks: TensorRanks) -> None:
         true = whole.vocabulary.rows
@@ -223,7 +214,7 @@ class VocabParallelLoss(LossHead):
         self.ranks, self.vocabulary = ranks, Vocabulary(first, max(0, min(held, true - first)), ranks.group)
 
     def local(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The factors of this rank's product: (B, T or T / ranks, C), wte's (V, C) -> (B, T, C), (V / ranks, C)."""
+        """This rank's x and weight: (B, T or T / ranks, C), (V, C) -> (B, T, C), (V / ranks, C)."""
         return enter(x, self.ranks), local_shard(weight)
 
 
@@ -240,7 +231,7 @@ _SPLIT: dict[tuple[type[nn.Module], int | None], type[_Split]] = {
 
 def split_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Split a GPT-2, or one pipeline stage of it, over the ranks of `mesh`, in place."""
-    ranks = TensorRanks.of(mesh, sequence_parallel)
+    ranks = TensorRanks(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), sequence_parallel)
     for name, module in list(model.named_modules()):
         if isinstance(module, LossHead):
             model.set_submodule(name, VocabParallelLoss(module, ranks))

@@ -1,8 +1,8 @@
 """Checks that a training fits its machine, and replaces `parallel: auto` by the planner's choice.
 
-settings = prepare(settings, "tiny")        # what cluster.submit and Snakemake call before anything
-else settings = resolve(settings, "tiny", machine, count=8) check_fits(settings, "tiny", machine)
-# ConfigError in one line, with what would fit
+settings = prepare(settings, "tiny")     # called before a job is submitted
+settings = resolve(settings, "tiny", machine, count=8)
+check_fits(settings, "tiny", machine)    # ConfigError in one line, with what would fit
 """
 
 from collections.abc import Iterator

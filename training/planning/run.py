@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def layout(self) -> str:
-        """The layout in words: its factors, then sequence parallelism, ZeRO, pipeline and recompute."""
+        """The layout in words: factors, sequence parallelism, ZeRO, pipeline and recompute."""
         experiment, parallel = self.experiment, self.experiment.parallel
         notes = [parallel.factors]
         if parallel.tensor > 1 and parallel.sequence_parallel:

@@ -1,8 +1,9 @@
-# The phases of deduplication: one job per shard for signatures and filter, `dedup.jobs` jobs for bands and for verify,
-# one job for clusters. Signatures stay, and all.removed, which clusters writes: a later run compares its documents with
-# those that this one has kept (`dedup.against`).
+# The phases of deduplication: one job per shard for signatures and filter, one per 8 shards for bands and for verify, one
+# for clusters. Signatures and all.removed, which clusters writes, stay: a later run compares its documents with those
+# that this one has kept (`dedup.against`).
 
 from corpus.dedup.signatures import content_of as content_of_earlier
+from corpus.dedup.signatures import earlier_signatures
 
 
 localrules:
@@ -10,13 +11,18 @@ localrules:
 
 
 WORK = RUN / "dedup/work"
-# One file per part of a column, and as many blocks of pairs. The number of jobs is in no file name, input or param, so
-# that changing it repeats no work.
+# One file per part of a column, and as many blocks of pairs.
 PARTS = [
     str(part) for part in range((1 + settings.dedup.bands) * settings.dedup.ranges)
 ]
 EARLIER = snakefile.or_exit(content_of_earlier)(settings.dedup.against)
-JOBS = min(settings.dedup.jobs, len(PARTS))
+# The jobs that share the parts. A job of bands or verify takes .6 s of CPU to start. Both together work .4 s on a shard of
+# 10,000 documents of 620 characters (docs/dedup.md, Cost) and 3.3 s on one of 3,000 characters (docs/benchmarks.md). So
+# per 2 x .6 = 1.2 s of start, 8 shards are 3 to 27 s of work. The number is in no file name, input or param, so that
+# changing it repeats no work.
+SHARDS_PER_JOB = 8
+SHARDS_READ = len(SHARDS) + len(earlier_signatures(settings.dedup.against))
+JOBS = min(settings.dedup.jobs, len(PARTS), -(-SHARDS_READ // SHARDS_PER_JOB))
 
 
 def parts(wildcards, output):

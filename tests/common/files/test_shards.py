@@ -84,7 +84,9 @@ def test_threads_change_no_byte_of_several_shards_and_one_batch_has_several_fram
 @settings(max_examples=40)
 @given(st.data())
 def test_lines_are_found_again_in_any_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Frames that end inside a line, empty ones, a byte-order mark, Windows line ends and lines that are too long."""
+    """Frames that end inside a line, empty ones, a byte-order mark, Windows line ends and lines
+    that are too long.
+    """
     folder = tmp_path_factory.mktemp("lines")
     lines = [orjson.dumps(document(number, "x" * size)) for number, size in enumerate(data.draw(SIZES))]
     lines.insert(len(lines) // 2, b'{"text": "' + b"." * 3000 + b'"}')

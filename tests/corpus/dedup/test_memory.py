@@ -7,8 +7,8 @@ from common.settings import DedupSettings
 from corpus.dedup.clusters import write_clusters
 from corpus.dedup.columns import write_columns
 from corpus.dedup.pairs import write_pairs
-from corpus.dedup.segments import write_segments
 from corpus.dedup.signatures import CHUNK, Signatures, fingerprint, key_of
+from corpus.segments import write_segments
 
 NAME = "0123456789abcdef"
 LINE = b'{"id":"%s","text":""}' % NAME.encode()
@@ -16,7 +16,9 @@ SETTINGS = DedupSettings(bands=2, memory_gb=0.004)  # 4 MB for what grows with t
 
 
 def synthetic(folder: Path, count: int, settings: DedupSettings = SETTINGS) -> list[Path]:
-    """Signatures of `count` documents in shards of 20,000, one in ten a duplicate of its neighbour in every band."""
+    """Signatures of `count` documents in shards of 20,000, one in ten a duplicate of its neighbour
+    in every band.
+    """
     (folder / "shard.jsonl").write_bytes(LINE)
     rng = np.random.default_rng(1)
     paths: list[Path] = []
@@ -42,7 +44,9 @@ def synthetic(folder: Path, count: int, settings: DedupSettings = SETTINGS) -> l
 
 
 def peaks(folder: Path, count: int) -> list[int]:
-    """Bytes of memory at most while `count` documents are paired, and while they are joined into clusters."""
+    """Bytes of memory at most while `count` documents are paired, and while they are joined into
+    clusters.
+    """
     folder.mkdir()
     signatures, found = Signatures(synthetic(folder, count), SETTINGS), list[int]()
     pairs, edges = folder / "0.pairs", folder / "0.edges"

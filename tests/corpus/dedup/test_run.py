@@ -1,4 +1,3 @@
-import json
 import os
 import random
 import re
@@ -47,7 +46,9 @@ def planted(families: int) -> list[Document]:
 def run(
     folder: Path, shards: list[list[Document]], workers: int = 1, rules: DedupSettings = RULES
 ) -> tuple[list[Document], dict[str, Any]]:
-    """Survivors and, with their `survivor`, the removed documents of all shards; and the figures of the statistics."""
+    """Survivors and, with their `survivor`, the removed documents of all shards; and the figures of
+    the statistics.
+    """
     paths = [write_shard(folder / "in" / f"{n:04d}.jsonl.zst", shard) for n, shard in enumerate(shards)]
     stats = dedup(paths, folder / "out", rules, workers)
     kept = [d for path in paths for d in read_shard(folder / "out" / path.name)]
@@ -95,22 +96,6 @@ def test_the_longest_of_every_true_cluster_survives_whatever_the_shards_workers_
         assert dropped["text"] in texts[dropped["id"]] and survivor["text"] in texts[survivor["id"]]
 
 
-def test_each_link_of_a_chain_is_kept_or_names_a_kept_one_that_it_resembles(tmp_path: Path) -> None:
-    words = prose(4, 500).split()
-    chain = [" ".join(words[start : start + 200]) for start in range(0, 300, 20)]
-    documents = [document(number, text) for number, text in enumerate(chain)]
-    found, figures = run(tmp_path / "chain", [documents[::2], documents[1::2]])
-    texts = {one["id"]: set_of(one["text"]) for one in documents}
-    removed = {one["id"]: one for one in found if "survivor" in one}
-    assert len(removed) >= 8 and not {one["survivor"] for one in removed.values()} & removed.keys()
-    for name, one in removed.items():
-        assert one["similarity"] == round(jaccard(texts[name], texts[one["survivor"]]), 4) >= RULES.threshold
-    kept = texts.keys() - removed.keys()
-    assert max(jaccard(texts[one], texts[other]) for one in kept for other in kept if one < other) < RULES.threshold
-    assert sum(figures["near_similarities"].values()) == len(removed) and figures["not_compared_with_all"] == 0
-    assert json.loads((tmp_path / "chain/out/clusters.json").read_text()).items() <= figures.items()
-
-
 def test_bytes_do_not_depend_on_workers_or_pythons_hash_seed(tmp_path: Path) -> None:
     source = write_shard(tmp_path / "in.jsonl.zst", planted(3))
     command = [sys.executable, "-m", "corpus.dedup", "run", "--input", source, "--workers", "2", "--output-dir"]
@@ -133,7 +118,9 @@ def test_the_threshold_decides(tmp_path: Path) -> None:
 
 
 def test_pairs_at_the_threshold_are_found_as_often_as_the_banding_promises(tmp_path: Path) -> None:
-    """20 bands x 6 rows find 0.998 of the pairs at Jaccard 0.8: of 100 planted ones at 0.8 or more, 99."""
+    """20 bands x 6 rows find 0.998 of the pairs at Jaccard 0.8: of 100 planted ones at 0.8 or more,
+    99.
+    """
     documents, expected = [], 0
     for number in range(120):
         text = prose(number, 120)

@@ -1,5 +1,8 @@
-"""Which documents survive, compared with the rule written down plainly: every text with every kept one of its group."""
+"""Which documents survive, compared with the rule written down plainly: every text with every kept
+one of its group.
+"""
 
+import json
 import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,15 +20,17 @@ from common.workers import Workers
 from corpus.dedup import survivors
 from corpus.dedup.clusters import filter_shard, write_clusters
 from corpus.dedup.pairs import write_edges, write_pairs
-from corpus.dedup.segments import Segments
 from corpus.dedup.shingles import jaccard, normalised, shingles
 from corpus.dedup.signatures import Signatures, key_of, write_signatures
+from corpus.segments import Segments
 from tests.corpus.dedup.test_against import signed
 from tests.corpus.dedup.test_run import edited, run
 from tests.helpers import document, prose, read_rejects, read_shard, write_shard
 
 Fates = dict[str, tuple[str, float]]
-"""For each document the kept one that it resembles and their similarity, (its own id, 1) if it is kept."""
+"""For each document the kept one that it resembles and their similarity, (its own id, 1) if it is
+kept.
+"""
 
 
 def chain(seed: int, count: int) -> list[str]:
@@ -143,6 +148,8 @@ def test_where_a_limit_leaves_comparisons_out_documents_are_kept_and_counted(
     found, figures = run(tmp_path / "limited", [documents])
     assert 0 < figures["not_compared_with_all"] < figures["compared"]
     removed = {one["id"]: one for one in found if "survivor" in one}
+    assert sum(figures["near_similarities"].values()) == len(removed)
+    assert json.loads((tmp_path / "limited/out/clusters.json").read_text()).items() <= figures.items()
     for name, one in removed.items():
         assert one["survivor"] not in removed
         assert one["similarity"] == round(jaccard(sets[name], sets[one["survivor"]]), 4) >= RULES.threshold

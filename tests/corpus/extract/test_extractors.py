@@ -32,18 +32,22 @@ def test_each_extractor_finds_the_article_without_its_surroundings_and_does_not_
     hidden = "".join(f"<{tag}>Unseen. {prose(7, 40)}</{tag.split()[0]}>" for tag in HIDDEN)
     html = html.replace(paragraphs[2], f"{paragraphs[2]}</p>{hidden}<p>")
     extractors = load_extractors([name])
-    found = extract(html.encode(), "text/html; charset=utf-8", URL, extractors)
-    assert found.extractor == name and found.title.startswith("A title of its own") and found.date == "2019-01-10"
-    assert all(paragraph in found.text for paragraph in paragraphs)
+    extracted = extract(html.encode(), "text/html; charset=utf-8", URL, extractors)
+    assert (
+        extracted.extractor == name
+        and extracted.title.startswith("A title of its own")
+        and extracted.date == "2019-01-10"
+    )
+    assert all(paragraph in extracted.text for paragraph in paragraphs)
     for noise in ("Contact", "Most read", "Another story", "Privacy", "dataLayer", "Unseen"):
-        assert noise not in found.text
+        assert noise not in extracted.text
     partial = html.replace("2019-01-10", "May 2019")  # a date is never completed from today's
     assert extract(partial.encode(), "text/html", URL, extractors).date in ("", "2019-05-01")
     bare = extract(f"<p>{paragraphs[0]}".encode(), "text/html", URL, extractors)
     assert bare.text == paragraphs[0], "a body may begin without <html>"
     page = HtmlPage(html, URL)
     before = tostring(page.tree)
-    assert extractors[0](page) == extractors[0](page) == found and tostring(page.tree) == before
+    assert extractors[0](page) == extractors[0](page) == extracted and tostring(page.tree) == before
 
 
 def test_the_first_extractor_that_finds_text_wins() -> None:
@@ -81,9 +85,11 @@ def test_text_and_title_that_resiliparse_finds_are_those_of_the_page_without_com
     html = f"""<html><head><title> A title\n of its own </title></head><body><article>{article}
 <img src="x" alt="A picture">
 <section id="comments" class="comments"><p>First comment. {prose(9, 60)}</p></section></article></body></html>"""
-    found = extract(html.encode(), "text/html", URL, load_extractors(["resiliparse"]))
-    assert found.title == "A title of its own" and found.date == ""
-    assert prose(3, 80) in found.text and "A picture" not in found.text and "First comment" not in found.text
+    extracted = extract(html.encode(), "text/html", URL, load_extractors(["resiliparse"]))
+    assert extracted.title == "A title of its own" and extracted.date == ""
+    assert (
+        prose(3, 80) in extracted.text and "A picture" not in extracted.text and "First comment" not in extracted.text
+    )
 
 
 SENTENCES = [prose(seed, 40) for seed in range(12)]  # of 200 characters or so each
@@ -140,11 +146,11 @@ LAYOUTS = {
 def test_the_default_extractors_keep_the_article_of_every_layout_and_nothing_else(layout: str) -> None:
     extractors = load_extractors(ScrapeSettings().extractors)
     html = page(LAYOUTS[layout]).encode()
-    found = extract(html, "text/html; charset=utf-8", URL, extractors)
-    assert all(sentence in " ".join(found.text.split()) for sentence in SENTENCES[:4])
-    assert not [noise for noise in NOISE if noise in found.text]
-    assert HEADLINE in found.title and HEADLINE not in found.text
-    assert ("\n    return 42\n" in found.text) is (layout == "documentation")
+    extracted = extract(html, "text/html; charset=utf-8", URL, extractors)
+    assert all(sentence in " ".join(extracted.text.split()) for sentence in SENTENCES[:4])
+    assert not [noise for noise in NOISE if noise in extracted.text]
+    assert HEADLINE in extracted.title and HEADLINE not in extracted.text
+    assert ("\n    return 42\n" in extracted.text) is (layout == "documentation")
 
 
 def test_lists_in_tables_survive() -> None:

@@ -79,7 +79,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def outcomes(pages: list[str], workers: int = 1, settings: ScrapeSettings = SETTINGS) -> list[str]:
     """Extract all pages at once; returns the text or the reason of each.
 
-    In a new process, whose pages' memory does not come from what other tests in this one have freed.
+    In a new process, as other tests have freed memory in this one.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as processes:
         return processes.submit(extracted, pages, workers, settings).result()
@@ -90,8 +90,8 @@ def extracted(pages: list[str], workers: int, settings: ScrapeSettings) -> list[
     extract = partial(extract_in_child, settings)
     with Workers(workers) as pool:
         pool.start()
-        found = [future.result() for future in [pool.submit(extract, page_of(page)) for page in pages]]
-    return [reply if isinstance(reply, str) else reply.text for reply in found]
+        replies = [future.result() for future in [pool.submit(extract, page_of(page)) for page in pages]]
+    return [reply if isinstance(reply, str) else reply.text for reply in replies]
 
 
 def page_of(text: str) -> FetchedPage:
@@ -109,7 +109,7 @@ def test_a_hang_or_a_crash_costs_one_page_and_nothing_else() -> None:
 
 @pytest.mark.usefixtures("stub")
 def test_a_page_that_waits_for_the_machine_is_kept() -> None:
-    """The limit counts CPU time. A page that never gets its share ends the command; it is not dropped."""
+    """The limit counts CPU time. A page that gets none ends the command; it is not dropped."""
     settings = SETTINGS.model_copy(update={"extract_timeout": 0.5})
     assert outcomes(["WAIT 1", "two"], settings=settings) == ["WAIT 1", "two"]
     impatient = SETTINGS.model_copy(update={"extract_timeout": 0.05})

@@ -22,7 +22,7 @@ def text_of(body: str, title: str = "The title") -> str:
 
 
 def docbook(name: str, heading: str, content: str, level: int = 2) -> str:
-    """A section as DocBook's stylesheets write it: each heading has an anchor, in three divisions of its own."""
+    """A section of DocBook: each heading has an anchor, in three divisions of its own."""
     title = f'<h{level} class="title"><a id="{name}"></a>{heading}</h{level}>'
     return f'<div class="section"><div class="titlepage"><div><div>{title}</div></div></div>{content}</div>'
 
@@ -67,14 +67,14 @@ def test_white_space_is_folded_outside_of_code(gaps: list[str]) -> None:
         "<textarea>{}</textarea>",
     )
     for place in ("<p>{}</p>", "<ul><li>{}</li></ul>", "<p>a <code>{}</code></p>", "<td>{}</td>"):
-        found = visible(place.format(inline))
-        assert " ".join(words) in found
+        text = visible(place.format(inline))
+        assert " ".join(words) in text
     for place in kept:
         assert wrapped.replace("\r\n", "\n") in visible(place.format(wrapped))
 
 
 def visible(body: str) -> str:
-    return str(HtmlPage(f"<html><body>{body}</body></html>", URL).visible.text_content())
+    return str(HtmlPage(f"<html><body>{body}</body></html>", URL).prepared.text_content())
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_page_with_very_many_paragraphs_has_no_frame_which_would_take_quadrati
     page = HtmlPage("<html><body>" + f"<p>{P[0]}</p>" * 9 + "</body></html>", URL)
     for most, frames in ((9, 1), (8, 0)):
         monkeypatch.setattr("corpus.extract.tree._MAX_PARAGRAPHS", most)
-        assert len(page.visible.find_class("post")) == frames
+        assert len(page.prepared.find_class("post")) == frames
 
 
 BODIES: dict[str, Callable[[int], str]] = {
@@ -143,7 +143,7 @@ BODIES: dict[str, Callable[[int], str]] = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_work_is_linear_in_the_size_of_a_page(name: str) -> None:
-    short, long = (cpu_seconds(BODIES[name](count), lambda page: page.visible) for count in (1_000, 8_000))
+    short, long = (cpu_seconds(BODIES[name](count), lambda page: page.prepared) for count in (1_000, 8_000))
     assert long < 24 * short + 0.01  # 8 if linear, 64 if quadratic
 
 

@@ -1,4 +1,6 @@
-"""Datasets for the tests of the index: made by the writer, and byte by byte after the format's table."""
+"""Datasets for the tests of the index: made by the writer, and byte by byte after the format's
+table.
+"""
 
 import struct
 from collections.abc import Sequence

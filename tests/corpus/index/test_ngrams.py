@@ -35,7 +35,9 @@ def everywhere(documents: list[list[int]], wanted: list[int]) -> list[int]:
 
 
 def extents(documents: list[list[int]], query: list[int]) -> dict[tuple[int, int], int]:
-    """For every pair of equal tokens that the tokens before do not extend: what they begin, and how often."""
+    """For every pair of equal tokens that the tokens before do not extend: what they begin, and how
+    often.
+    """
     found: dict[tuple[int, int], int] = {}
     for document in documents:
         for first in range(len(query)):
@@ -94,6 +96,18 @@ def test_an_index_is_made_once_and_again_for_other_tokens(tmp_path: Path) -> Non
         open_ngrams(prefix, dataset.dtype, content_of(prefix))
         assert (tmp_path / "d.ngrams").stat() == made
         dataset = written(prefix, [[9, 9, *words]])
+
+
+def test_a_damaged_index_and_one_of_an_older_version_are_made_again(tmp_path: Path) -> None:
+    prefix = tmp_path / "d"
+    dataset = written(prefix, [list(range(40))])
+    open_ngrams(prefix, dataset.dtype, content_of(prefix))
+    path = tmp_path / "d.ngrams"
+    whole = path.read_bytes()
+    for other in (b"", whole[:-1], b"URLGRAMS" + bytes(90)):
+        path.write_bytes(other)
+        open_ngrams(prefix, dataset.dtype, content_of(prefix))
+        assert path.read_bytes() == whole
 
 
 def test_a_build_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

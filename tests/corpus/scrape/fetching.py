@@ -18,7 +18,7 @@ HTML = b"<html><body><p>Hello</p></body></html>"
 
 
 def settings_for(server: Server, timeout: float = 60, **changes: Any) -> ScrapeSettings:
-    """Settings without delays. A test of pages that hang gives the seconds after which they fail."""
+    """Settings without delays. `timeout`: seconds after which a page that hangs fails."""
     quick = {"host_delay": 0, "retries": 2, "retry_delay": 0.02, "page_timeout": timeout, "read_timeout": timeout}
     return ScrapeSettings(**{"resolve": {"*": server.address}, **quick, **changes})
 
@@ -57,7 +57,7 @@ class Clock(asyncio.SelectorEventLoop):
 
 
 class Visits:
-    """The times at which a server was asked, by the clock of `fetch`: sleeps move it, requests take no time."""
+    """When a server was asked, by the clock of `fetch`: only sleeps take time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times: list[float] = []

@@ -1,8 +1,8 @@
-"""What Google's parser answers (github.com/google/robotstxt, robots_test.cc of 2026), as data: its 145 questions.
+"""What Google's parser answers (github.com/google/robotstxt, robots_test.cc): 145 questions.
 
-`CASES` are the lines of a table: a robots.txt with `|` between its lines (none: that of the line above), `=>`, an
-agent, the paths that Google lets it fetch (+) and those it does not (-). `DEPARTURES` are the questions to which we
-answer otherwise.
+`CASES` are the lines of a table: a robots.txt with `|` between its lines (none: that of the line
+above), `=>`, an agent, the paths that Google lets it fetch (+) and those it does not (-).
+`DEPARTURES` are the questions that we answer differently.
 """
 
 import re

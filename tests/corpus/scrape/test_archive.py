@@ -27,10 +27,10 @@ def test_responses_are_read_back_unchanged_also_by_other_readers(tmp_path: Path)
         for each in pages:
             archive.append(each)
     without_chunks = [("Content-Type", "text/html"), ("Content-Encoding", "gzip")]
-    for expected, (url, found) in zip(pages, read_pages(path, LIMIT), strict=True):
-        assert isinstance(found, FetchedPage) and list(found.headers) == without_chunks
-        assert (url, found.url, found.requested) == (expected.requested, expected.url, expected.requested)
-        assert (found.status, found.reason, found.raw, found.body) == (200, "OK", expected.raw, HTML)
+    for expected, (url, response) in zip(pages, read_pages(path, LIMIT), strict=True):
+        assert isinstance(response, FetchedPage) and list(response.headers) == without_chunks
+        assert (url, response.url, response.requested) == (expected.requested, expected.url, expected.requested)
+        assert (response.status, response.reason, response.raw, response.body) == (200, "OK", expected.raw, HTML)
     with path.open("rb") as file:
         bodies = [each.content_stream().read() for each in ArchiveIterator(file) if each.rec_type == "response"]
     assert bodies == [HTML, HTML]
@@ -64,8 +64,8 @@ def test_opening_cuts_off_a_torn_record_and_finds_new_complete_ones(tmp_path: Pa
         assert path.read_bytes() == whole
     with Archive(path) as archive:
         for requested in (f"{URL}a", old):
-            found = archive.read(requested, LIMIT)
-            assert isinstance(found, FetchedPage) and found.requested == requested
+            response = archive.read(requested, LIMIT)
+            assert isinstance(response, FetchedPage) and response.requested == requested
     for first in (b"\x1f\x8b\x08 torn", bytes(4096), whole[:100] + bytes(3996), whole[:50] + bytes(462)):
         path.write_bytes(first)
         assert Archive(path).responses == {} and path.read_bytes() == b""

@@ -83,5 +83,5 @@ def test_the_last_valid_content_type_counts_with_the_charset_of_its_type() -> No
         ("text/html charset=a",): ("text/html charset=a", "text/html"),
         ("html",): ("", ""), (): ("", ""),
     }  # fmt: skip
-    for values, found in expected.items():
-        assert media_type([("CONTENT-type", value) for value in values]) == found, values
+    for values, chosen in expected.items():
+        assert media_type([("CONTENT-type", value) for value in values]) == chosen, values

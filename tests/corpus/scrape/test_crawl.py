@@ -54,7 +54,7 @@ def test_archive_and_journal_are_synced_in_this_order_and_a_disk_that_fails_ends
     with rude_server(pages) as server:
         assert crawl(shard, server, pages, archive=True) == ["ok", "connection"]
         written = [(path, size) for path, size in synced if path in (shard.warc, shard.journal) and size]
-        # the archive's first record by itself, then both whole, and the archive before the journal, which refers to it
+        # first the archive's first record; then both files, the archive before the journal
         assert [path for path, _ in written[:3]] == [shard.warc, shard.warc, shard.journal]
         assert written[0][1] < written[1][1] == shard.warc.stat().st_size
         disk_full = True

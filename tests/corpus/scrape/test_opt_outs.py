@@ -1,4 +1,4 @@
-"""Opt-outs: every form of the robots directives and of the TDM Reservation Protocol; what it asks a host for."""
+"""Opt-outs: every form of robots directives and TDM reservations; which files are requested."""
 
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,7 @@ def test_tdmrep_is_asked_for_politely_and_not_where_addresses_are_not_public(vis
 
 
 def dropped(shard: Shard) -> dict[str, str]:
-    return {found["url"]: found["reason"] for found in read_rejects(shard.rejects)}
+    return {reject["url"]: reject["reason"] for reject in read_rejects(shard.rejects)}
 
 
 @pytest.mark.usefixtures("quick_extraction")
@@ -187,12 +187,12 @@ def test_a_host_with_pages_is_asked_for_tdmrep_once_and_a_known_outcome_needs_no
             )
             assert dropped(shard) == OBEYED and sum(stats.reasons.values()) == len(OBEYED)
         asked = [name for name in server.requested if name.endswith(FILE)]
-        # not: headers said it all (free, tag, plain), robots.txt forbids it (shy), no page of its own (moved)
+        # no request: headers decide (free, tag, plain), robots.txt (shy), no page (moved)
         assert sorted(asked) == [f"{host}.example{FILE}" for host in ("all", "ill", "meta", "some")]
         pages = shard.output.with_name("from_warc.jsonl.zst")
         options = ["--warc", shard.warc, "--output", pages, "scrape.opt_outs=obey"]
         assert called(main, *options).returncode == 0, "pages that opted out are not in the archive"
-        assert {found["url"] for found in read_shard(pages)} == set(LIST) - set(OBEYED)
+        assert {document["url"] for document in read_shard(pages)} == set(LIST) - set(OBEYED)
 
 
 @pytest.mark.usefixtures("quick_extraction")

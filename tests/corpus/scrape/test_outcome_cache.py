@@ -1,4 +1,4 @@
-"""Which outcomes of earlier runs are used again: lists that change, keys that change, archives, kills at the end."""
+"""Which outcomes of earlier runs are used again: changed lists and keys, archives."""
 
 import gzip
 from pathlib import Path

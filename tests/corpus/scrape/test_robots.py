@@ -12,7 +12,7 @@ ROBOT = "urls-to-gpt2"
 
 
 def allowed(text: str | bytes, path: str, robot: str = ROBOT) -> bool:
-    """Whether `robot` may fetch a path of a site with this robots.txt, checked as the Fetcher does."""
+    """Whether `robot` may fetch a path under this robots.txt, checked as the Fetcher does."""
     body = text if isinstance(text, bytes) else text.encode()
     return parse_robots(body, robot).allows(URL(parse_url(f"http://one.example{path}").text).raw_path_qs)
 
@@ -59,7 +59,7 @@ def test_large_files_take_no_longer_than_their_lines_and_are_read_up_to_the_limi
 
 
 def answered(*answers: bytes | str) -> PathRules | str:
-    """The rules or the reason that these answers to robots.txt requests give: a body, a URL, or `!` and a reason."""
+    """The rules or the reason after these answers: a body, a URL, or `!` and a reason."""
     left = list(answers)
 
     async def ask(url: Url) -> bytes | str:
@@ -68,7 +68,7 @@ def answered(*answers: bytes | str) -> PathRules | str:
             raise PageError(answer[1:])
         return answer
 
-    return asyncio.run(fetch_robots("http://one.example", ROBOT, ask))
+    return asyncio.run(fetch_robots("http://one.example/robots.txt", ROBOT, ask))
 
 
 def test_what_cannot_be_read_closes_the_host_and_what_is_missing_forbids_nothing() -> None:

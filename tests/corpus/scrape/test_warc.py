@@ -29,7 +29,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 def names(path: Path) -> list[str]:
     """The URL of each page, or the reason of a response without a page."""
-    return [found if isinstance(found, str) else url for url, found in read_pages(path, LIMIT)]
+    return [page if isinstance(page, str) else url for url, page in read_pages(path, LIMIT)]
 
 
 def test_a_response_without_a_page_has_a_reason_and_other_records_are_skipped(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_response_without_a_page_has_a_reason_and_other_records_are_skipped(tm
         ("too_large", http(gzip.compress(bytes(LIMIT + 1), mtime=0), Content_Encoding="gzip")),
         ("bad_encoding", http(gzip.compress(HTML, mtime=0)[:-9], Content_Encoding="gzip")),
         ("bad_response", b"220 smtp.example ESMTP"),
-        # Common Crawl stores decoded bodies: today with the original headers renamed, until 2018 as they were
+        # Common Crawl stores decoded bodies: with renamed headers, until 2018 the original ones
         (URL, http(HTML, X_Crawler_Content_Encoding="gzip", X_Crawler_Transfer_Encoding="chunked")),
         (URL, http(HTML, Content_Encoding="br", Transfer_Encoding="chunked")),
         (URL, http(b"c\r\n" + HTML + b"\r\n0\r\nX: y\r\n\r\n", Transfer_Encoding="Chunked")),
@@ -73,14 +73,14 @@ def test_damage_costs_only_its_record_and_is_located(
     content[place] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
     try:
-        found = list(read_pages(path, LIMIT))
+        answers = list(read_pages(path, LIMIT))
     except InputError:  # it may look like a truncated last record, or not like a gzip member
         assert number == 4 or place < starts[number] + 10
         return
-    assert sum(url in good and good[url] == answer for url, answer in found) >= 4
-    assert all(answer == "damaged" or good[url] == answer for url, answer in found)
+    assert sum(url in good and good[url] == answer for url, answer in answers) >= 4
+    assert all(answer == "damaged" or good[url] == answer for url, answer in answers)
     located = [int(offset) for offset in re.findall(r": the record at byte (\d+) ", capsys.readouterr().err)]
-    assert len(located) == found.count(("", "damaged"))
+    assert len(located) == answers.count(("", "damaged"))
     assert all(starts[number] <= offset < starts[number + 1] for offset in located)
 
 

@@ -17,10 +17,10 @@ def test_every_encoding_gives_the_same_documents(tmp_path: Path, encoding: str) 
     (tmp_path / "b.txt").write_bytes("Größe\r\n".encode(encoding))
     (tmp_path / "c.csv").write_bytes("text;n\r\nGröße;1\r\n".encode(encoding))
     paths = [tmp_path / name for name in ("a.jsonl.gz", "b.txt", "c.csv")]
-    found = take(tmp_path, *paths, encoding=encoding)
-    assert [one["text"] for one in found] == ["Schöne Grüße", "Zweite – Zeile", "Größe\r\n", "Größe"]
+    documents = take(tmp_path, *paths, encoding=encoding)
+    assert [one["text"] for one in documents] == ["Schöne Grüße", "Zweite – Zeile", "Größe\r\n", "Größe"]
     if encoding == "utf-16":  # its mark tells it
-        assert take(tmp_path, *paths) == found
+        assert take(tmp_path, *paths) == documents
 
 
 def test_a_wrong_encoding_is_one_line(tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_cells_may_hold_line_ends_quotes_and_megabytes(tmp_path: Path) -> None:
     long = "x, " * 400_000
     rows = ["url,text,n", 'http://a.example/,"One\r\nand ""two"", see",7', f'"","{long}",', "", "a,b", ",only text,"]
     (tmp_path / "a.csv").write_bytes(("\ufeff" + "\r\n".join(rows)).encode())
-    found = take(tmp_path, tmp_path / "a.csv", max_bad_share=0.5, skip_keys=["n"])
-    assert [one["text"] for one in found] == ['One\r\nand "two", see', long, "only text"]
-    assert found[0]["url"] == "http://a.example/" and "meta" not in found[0]
+    documents = take(tmp_path, tmp_path / "a.csv", max_bad_share=0.5, skip_keys=["n"])
+    assert [one["text"] for one in documents] == ['One\r\nand "two", see', long, "only text"]
+    assert documents[0]["url"] == "http://a.example/" and "meta" not in documents[0]
     with pytest.raises(InputError, match=r"a\.csv:6: 2 cells, but 3 in the header; 1 of 4 lines"):
         take(tmp_path, tmp_path / "a.csv")
     with pytest.raises(InputError, match=r"a\.csv: no column 'body', but url, text, n; set text_key"):
@@ -56,7 +56,7 @@ def test_glob_chooses_files_of_any_name_below_a_folder(tmp_path: Path) -> None:
     for name in ("in [1]/a.md", "in [1]/deep/b.rst", "in [1]/deep/c.MD", "in [1]/deep/image.png", "d.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    found = take(tmp_path / "out", tmp_path / "in [1]", glob=["**/*.md", "**/*.rst", "deep/b.*"], format="text")
-    assert [one["text"] for one in found] == ["in [1]/a.md", "in [1]/deep/b.rst"]
+    documents = take(tmp_path / "out", tmp_path / "in [1]", glob=["**/*.md", "**/*.rst", "deep/b.*"], format="text")
+    assert [one["text"] for one in documents] == ["in [1]/a.md", "in [1]/deep/b.rst"]
     with pytest.raises(InputError, match=r"\*\.html: no such file"):
         take(tmp_path / "out", tmp_path / "in [1]", glob=["*.html"], format="text")

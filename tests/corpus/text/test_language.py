@@ -33,7 +33,8 @@ def test_texts_that_the_fast_judge_refuses_or_doubts_go_to_the_thorough_one() ->
     assert language_of("12345 67890 !!!") == language_of("") == Language("", 0.0)
 
 
-# (sentence, what its characters are worth in words: 1.5 Chinese ones or 2.5 others make one; vowel signs have no worth)
+# (sentence, what its characters are worth in words: 1.5 Chinese ones or 2.5 others make one; vowel
+# signs have no worth)
 MIXED = {
     "zh": ("狗在森林里奔跑寻找主人", 11 / 1.5),
     "ja": ("いぬはもりのなかを走って主人をさがした", 16 / 2.5 + 3 / 1.5),

@@ -98,18 +98,17 @@ JUDGED = [
     ("gopher_repetition", " ".join(f"some thing {word}" for word in unlike(30)), "'some thing'"),
     ("gopher_repetition", " ".join(unlike(40) + unlike(60, 100) + unlike(40)), "5-grams"),
     ("gopher_repetition", " ".join(unlike(9) + unlike(90, 100) + unlike(9)), None),
+    ("digits", "1" * 30 + "a" * 70, None),
+    ("digits", "1" * 31 + "a" * 69, "31 of 100 characters are digits"),
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "said"), JUDGED)
-def test_the_rules_of_c4_fineweb_and_repetition_have_their_thresholds(name: str, text: str, said: str | None) -> None:
+def test_the_rules_of_c4_fineweb_repetition_and_digits_have_their_thresholds(
+    name: str, text: str, said: str | None
+) -> None:
     found = judged(name, text)
     assert not isinstance(found, str) if said is None else isinstance(found, str) and said in found
-
-
-def test_more_than_thirty_percent_digits_are_too_many() -> None:
-    assert judged("digits", "1" * 30 + "a" * 70) is None
-    assert judged("digits", "1" * 31 + "a" * 69) == "31 of 100 characters are digits"
 
 
 @pytest.mark.parametrize(

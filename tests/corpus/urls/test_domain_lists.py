@@ -33,8 +33,8 @@ def test_an_entry_in_any_form_drops_its_host_and_everything_below_it(tmp_path: P
     below = "shop.example www.shop.example a.b.shop.example:81"
     for number, entry in enumerate(ENTRIES):
         rules = rules_of(tmp_path, entry + ("\n", "\r\n", "")[number % 3])
-        found = dropped(rules, f"{below} my-shop.example example.org shop.example.org local.com")
-        assert found == set(below.split()), entry
+        hosts = dropped(rules, f"{below} my-shop.example example.org shop.example.org local.com")
+        assert hosts == set(below.split()), entry
         assert (rules.domains.lists[1].entries, rules.domains.lists[1].unusable) == (1, 0), entry
 
 

@@ -1,4 +1,6 @@
-"""Saves while training goes on, copies that drifted apart, disks that are full, and which checkpoints stay."""
+"""Saves while training goes on, copies that drifted apart, disks that are full, and which
+checkpoints stay.
+"""
 
 import resource
 import threading
@@ -101,8 +103,9 @@ def test_a_run_that_saves_in_the_background_ends_when_its_last_checkpoint_is_the
 
 
 def save_with_faults(world: World, config: Path) -> None:
-    """Train and save two steps. On the last rank, a number of a LayerNorm differs before the first save, and no file
-    may grow in the second, as on a full disk."""
+    """Train and save two steps. On the last rank, a number of a LayerNorm differs before the first
+    save, and no file may grow in the second, as on a full disk.
+    """
     session, folder = open_session(plan_of(config), world), config.parent / "models/tiny"
     last_rank, steps = world.rank == world.size - 1, step_batches(session, 0)
     with closing(steps), checkpoint_writer(session, folder) as saver:

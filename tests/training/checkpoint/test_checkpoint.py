@@ -1,4 +1,6 @@
-"""Checkpoints are complete or absent, hold no vocabulary padding, and are refused where they do not fit."""
+"""Checkpoints are complete or absent, hold no vocabulary padding, and are refused where they do not
+fit.
+"""
 
 import os
 import shutil
@@ -105,6 +107,18 @@ def test_a_newer_format_stops_a_run_even_if_it_has_an_older_checkpoint(session: 
     for path in (newer, tmp_path):
         with pytest.raises(CheckpointError, match=r"iter_0000004/manifest\.json: format 3"):
             checkpoint.resolve(path)
+
+
+def test_a_setting_that_this_version_lacks_is_ignored_unless_it_was_set(session: Session, tmp_path: Path) -> None:
+    save(session, tmp_path, 2)
+    path = save(session, tmp_path, 4).path / "manifest.json"
+    content = read_json(path)
+    assert "train.eps" not in content["given"] and "train.iterations" in content["given"]
+    write_json(path, content | {"train": content["train"] | {"dropped": 3}})
+    assert checkpoint.resolve(tmp_path).progress == Progress(4, 32)
+    write_json(path, read_json(path) | {"given": [*content["given"], "train.dropped"]})
+    with pytest.raises(CheckpointError, match=r"iter_0000004/manifest\.json: train\.dropped is set.* older"):
+        checkpoint.newest(tmp_path)
 
 
 def test_a_damaged_manifest_gives_one_line(session: Session, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_global_batches_are_the_same_in_every_layout_and_after_a_change(consumed
     blend = Blend([samples_of(30, 1), samples_of(50, 2)], [0.3, 0.7])
 
     def step(data: int, consumed: int, number: int) -> list[list[int]]:
-        """The samples of global batch `number` of a run that began at `consumed`, by their index in it."""
+        """The samples of global batch `number` of a run from `consumed` on, by index."""
         accumulation = batch // (micro * data)
         ranges = [
             list(islice(micro_batches(consumed, micro, rank, data), accumulation * number, accumulation * (number + 1)))

@@ -1,4 +1,4 @@
-"""The data order has every token once per epoch and is the same in every layout; errors say what to change."""
+"""The data order has every token once per epoch, in every layout; errors say what to change."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise

@@ -1,4 +1,6 @@
-"""A fine-tuned run starts with the loss of its initial model, in every layout, and only on its first start."""
+"""A fine-tuned run starts with the loss of its initial model, in every layout, and only on its
+first start.
+"""
 
 import shutil
 from pathlib import Path

@@ -23,7 +23,7 @@ FIVE_DEVIATIONS = 5 * (0.5 * 0.5 / 3000) ** 0.5  # of a share of 3000 draws: the
 
 @pytest.fixture(scope="module")
 def models() -> tuple[GPT2, GPT2LMHeadModel]:
-    """The same small random weights in our model and in transformers', whose greedy text does not repeat itself."""
+    """The same small random weights in our model and in transformers'; greedy texts do not loop."""
     return same_models(positions=6)
 
 
@@ -123,7 +123,7 @@ def scripted(text: bytes, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch)
 def test_a_text_ends_before_a_stop_string_and_shows_only_whole_characters_that_stay(
     stop: list[str], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every byte is a token here, so that stop strings and characters cross the borders of tokens."""
+    """Every byte is a token, so stop strings and characters cross the borders of tokens."""
     tokenizer, shown = Tokenizer(), [""]
     whole = "one two\nthr\u00e9\u00e9 \U0001f600 four\n".encode()
     scripted(whole, tokenizer, monkeypatch)

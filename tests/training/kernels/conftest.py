@@ -1,4 +1,4 @@
-"""Every kernel test runs the same source on the CPU, through csrc/host.h, and on a GPU where there is one."""
+"""Every kernel test runs the same source on the CPU, through csrc/host.h, and on a GPU if any."""
 
 import os
 import shutil
@@ -67,6 +67,6 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 
 def run_backwards(backwards: bool) -> None:
-    """Let the threads of a block run from the last to the first on the CPU: right only where barriers are."""
+    """Let the threads of a block run from last to first on the CPU: a missing barrier shows."""
     if host := library._libraries.get("cpu"):
         host.kernels_order(backwards)

@@ -20,7 +20,7 @@ echo partial > "$2"
 echo library > "$2"
 """
 
-# the same examples in every session: tolerances hold for all that were seen, and new ones are no news about a change
+# the same examples in every session: tolerances hold for all that were seen
 some_examples = settings(max_examples=24, derandomize=True, suppress_health_check=list(HealthCheck))
 offsets = st.integers(0, 3)  # elements between the address and a multiple of 16 bytes
 
@@ -31,7 +31,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def place(values: Tensor, device: torch.device, dtype: torch.dtype, offset: int = 0) -> Tensor:
-    """The values as a contiguous tensor that begins `offset` elements after a multiple of 16 bytes."""
+    """The values as a contiguous tensor, `offset` elements after a multiple of 16 bytes."""
     buffer = torch.full((MARGIN + offset + values.numel() + MARGIN,), torch.nan, dtype=dtype, device=device)
     assert buffer.data_ptr() % 16 == 0
     view = buffer[MARGIN + offset : MARGIN + offset + values.numel()].view(values.shape)
@@ -48,7 +48,7 @@ def assert_margins_untouched(*views: Tensor) -> None:
 
 
 def write_nvcc(folder: Path, patch: pytest.MonkeyPatch, body: str = "") -> Path:
-    """An nvcc that is a script and runs `body` while it compiles, and an empty cache; returns the list of its calls."""
+    """A script as nvcc, which runs `body` to compile, and an empty cache; returns its calls."""
     script, calls = folder / "cuda/bin/nvcc", folder / "calls"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(NVCC.format(calls=calls, body=body))

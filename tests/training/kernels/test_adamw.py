@@ -1,4 +1,4 @@
-"""The optimiser's passes over many tensors: against float64, against torch.optim.AdamW, and bitwise repeats."""
+"""The optimiser's passes over many tensors: float64, torch.optim.AdamW, bitwise repeats."""
 
 from typing import Any
 
@@ -82,7 +82,7 @@ def test_adamw_is_pytorchs(weight_decay: float, device: torch.device) -> None:
 
 
 def test_a_sum_of_squares_is_exact_at_the_size_of_an_embedding() -> None:
-    """torch's float32 norm of so many elements is 6e-5 too low on a CPU, 1e-3 at the width of GPT-2."""
+    """torch's float32 norm of so many elements is 6e-5 too low on a CPU; at GPT-2's width, 1e-3."""
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(shape, generator=generator) for shape in ((50257, 48), (3, 5), (0, 7), ())]
     exact = sum(float(tensor.double().square().sum()) for tensor in tensors)

@@ -1,4 +1,4 @@
-"""The build of the kernels with a compiler that is a script: cache, lock, failures, and what each device gets."""
+"""The kernels' build with a script as the compiler: cache, lock, failures, devices."""
 
 import os
 import re

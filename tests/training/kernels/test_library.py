@@ -1,4 +1,4 @@
-"""Loading and calling the kernels: arguments, errors, machines that cannot have them; and the command `build`."""
+"""Loading and calling kernels: arguments, errors, machines without them; the command `build`."""
 
 import ctypes
 import subprocess

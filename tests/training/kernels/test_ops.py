@@ -1,4 +1,4 @@
-"""The trainer with every kernel selected takes the steps that it takes without any; GELU and heads against float64."""
+"""The trainer takes the same steps with all kernels as with none; GELU and heads in float64."""
 
 from collections.abc import Iterator
 from dataclasses import replace

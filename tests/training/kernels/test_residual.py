@@ -13,7 +13,7 @@ from tests.training.kernels.helpers import DTYPES, assert_margins_untouched, dra
 from training.kernels import library
 from training.kernels.residual import add_dropout_norm, dropout_mask, philox, reference_add_dropout
 
-# counter, key, result: the known answers of Random123 (Salmon et al. 2011), file kat_vectors, philox4x32 10
+# counter, key, result: known answers of Random123 (Salmon et al. 2011), kat_vectors, philox4x32 10
 KNOWN = (
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),

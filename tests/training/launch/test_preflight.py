@@ -48,13 +48,6 @@ def test_what_is_odd_is_one_warning_that_names_the_node(
     assert table[1] == ["node1", "8 x H100", "4 of 8", "70.0 of 80.0 GB", "100.0 GB"]
 
 
-def test_a_disk_without_space_for_a_checkpoint_is_an_error_that_names_a_node() -> None:
-    reports = [rank(number, disk_free=2 * GB) for number in range(16)]
-    found = find_error(reports, Path("run"), 2 * GB + 10**7)
-    assert found.startswith("preflight: node1: run: ") and "2.000 GB" in found and "2.010 GB" in found
-    assert find_error(reports, Path("run"), 2 * GB) == ""
-
-
 def test_a_checkpoint_has_the_weights_and_two_moments_in_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +60,7 @@ def test_a_checkpoint_has_the_weights_and_two_moments_in_float32(
 
 
 def preflight_with_a_fault(argv: list[str]) -> int:
-    """One process of a job whose ranks are a node each: the last one has too many threads, or a full disk."""
+    """One process of a job with a rank per node: the last has too many threads, or a full disk."""
     config, fault = argv
     launch = read_launch()
     os.environ["SLURMD_NODENAME"] = f"node{launch.rank + 1}"

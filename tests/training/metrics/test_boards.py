@@ -37,7 +37,7 @@ class Run:
 
 
 def test_each_start_is_a_run_of_the_models_group_with_iterations_as_steps(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The third start repeats iterations that the second one has shown: a run of its own overwrites nothing."""
+    """The third start repeats the second's iterations: a run of its own overwrites nothing."""
     runs: list[Run] = []
 
     def init(**options: Any) -> Run:

@@ -1,4 +1,4 @@
-"""Reports: means over the steps taken, memory once, the slowest parts; curves survive kills and resumes."""
+"""Reports: means over the steps taken, memory once, the slowest parts; curves survive kills."""
 
 from math import inf, nan
 from pathlib import Path
@@ -24,7 +24,7 @@ def session(tmp_path: Path) -> Session:
 def logger_of(session: Session, folder: Path, iteration: int = 0, state: dict[str, Any] | None = None) -> MetricsLogger:
     folder.mkdir(exist_ok=True)
     progress = Progress(iteration, 0, journal=state or {})
-    return MetricsLogger(folder, session.experiment, session.world, session.timers, progress=progress)
+    return MetricsLogger(folder, session, progress=progress)
 
 
 def test_a_report_covers_the_steps_that_were_taken_and_shows_the_slowest_and_fullest_rank(

@@ -1,4 +1,4 @@
-"""A step with a spike or with numbers that are not finite names its documents; the training goes on as without."""
+"""A step with a spike or non-finite numbers names its documents; training goes on unchanged."""
 
 import json
 import lzma
@@ -25,7 +25,7 @@ from training.launch.process_group import World
 from training.monitoring import blame
 from training.monitoring.outputs import target_losses
 from training.parallel.dtensor import local_shard
-from training.step import train_step
+from training.step import compute_gradients, update_weights
 
 ITERATIONS, PLANTED, BATCH = 300, 20, 2
 
@@ -52,7 +52,7 @@ def poison(kind: int, length: int) -> np.ndarray:
 
 
 def test_all_of_twenty_planted_documents_are_named(tmp_path: Path) -> None:
-    """Named: a file of a spike has the document as the first of `worst`, the one that adds most to its worst sample."""
+    """Named: the document is the first of a spike's `worst`: it adds most to the worst sample."""
     text = np.frombuffer(lzma.decompress((Path(__file__).parents[1] / "english.txt.xz").read_bytes()), np.uint8)
     cuts = np.cumsum(np.random.RandomState(0).randint(60, 90, 900))
     documents = [np.append(part, 256).astype(np.uint16) for part in np.split(text[: cuts[-1]], cuts[:-1])]
@@ -69,7 +69,7 @@ def test_all_of_twenty_planted_documents_are_named(tmp_path: Path) -> None:
     for number in range(BATCH * ITERATIONS):
         for span in data.parts[0].spans(number):
             reads[span.document][number // BATCH] += span.tokens
-    # Spikes are known from 100 on. A third of a batch is a spike for any rounding; none has two planted documents.
+    # spikes are known from 100 on; a third of a batch is a spike for any rounding; no batch has two
     planted, taken = list[int](), set[int]()
     for document, tokens in sorted(reads.items()):
         if min(tokens) > 110 and tokens[min(tokens)] >= 22 and not taken & tokens.keys() and len(planted) < PLANTED:
@@ -97,18 +97,15 @@ def trained(session: helpers.Session, losses: dict[int, float] | None) -> list[t
     """The weights after three steps; the mean losses of this process's samples go to `losses`."""
     size, batches = session.plan.experiment.train.global_batch_size, helpers.step_batches(session, 0)
     for step, batch in zip(range(3), batches, strict=False):
-
-        def accepts(_loss: float, _norm: float, step: int = step, batch: list = batch) -> bool:  # type: ignore[type-arg]
-            for number, nats, counted in target_losses(session, batch, step * size) if losses is not None else ():
-                losses[number] = float(nats.sum() / counted.sum())
-            return True
-
-        train_step(session, step + 1, batch, 0.01, accepts=accepts)
+        gradients = compute_gradients(session, step + 1, batch)
+        for number, nats, counted in target_losses(session, batch, step * size) if losses is not None else ():
+            losses[number] = float(nats.sum() / counted.sum())
+        update_weights(session, gradients, 0.01)
     return [local_shard(value).detach().clone() for value in session.parameters.values()]
 
 
 def looked_at(world: World, config: Path) -> tuple[dict[int, float], bool]:
-    """The losses by sample of a training that looks at every step, and whether it ends like one that does not."""
+    """The losses by sample of a training that looks at each step, and whether it ends unchanged."""
     plan, losses = helpers.plan_of(config), dict[int, float]()
     seeing, blind = (trained(helpers.open_session(plan, world), seen) for seen in (losses, None))
     return losses, all(map(torch.equal, seeing, blind))

@@ -18,21 +18,21 @@ class Node:
 
 def test_a_training_collects_at_multiples_of_a_number_and_at_no_other_time(tmp_path: Path, monkeypatch: Patch) -> None:
     collections, seen = list[int](), list[tuple[int, int]]()
-    train_step = trainer.train_step
+    compute_gradients = trainer.compute_gradients
 
     def step(session: Any, iteration: int, *arguments: Any) -> Any:
         seen.append((iteration, len(collections)))
         assert gc.get_freeze_count() > 1000, "modules are not looked at again"
         for _ in range(20_000):  # far more than Python waits for
             Node()
-        return train_step(session, iteration, *arguments)
+        return compute_gradients(session, iteration, *arguments)
 
     def count(phase: str, _info: dict[str, int]) -> None:
         if phase == "start":
             collections.append(1)
 
     monkeypatch.setattr(garbage, "EVERY", 3)
-    monkeypatch.setattr(trainer, "train_step", step)
+    monkeypatch.setattr(trainer, "compute_gradients", step)
     gc.callbacks.append(count)
     try:
         assert train_tiny(make_run(tmp_path), "train.iterations=7") == 0

@@ -1,4 +1,4 @@
-"""A run that is asked to stop saves and exits with its own code; a killed one loses only what it had not saved."""
+"""A run that is asked to stop saves and exits with its own code; a killed one loses little."""
 
 import os
 import shutil

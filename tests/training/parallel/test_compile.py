@@ -23,7 +23,8 @@ STEPS = 2
 def counted_graphs() -> Iterator[list[int]]:
     """Inside, torch.compile counts how often each of its graphs runs forward.
 
-    The compiler's front end is the real one; its graphs run as they are (`aot_eager`), which takes no C++ compiler.
+    The compiler's front end is the real one; its graphs run as they are (`aot_eager`), which takes
+    no C++ compiler.
     """
     runs: list[int] = []
 

@@ -1,4 +1,4 @@
-"""ZeRO in every precision: what a rank keeps follows from the shapes, and all stages learn what one process learns."""
+"""ZeRO in every precision: what a rank keeps follows from the shapes; all stages learn alike."""
 
 import gc
 from itertools import product
@@ -29,7 +29,7 @@ def course(session: Session, steps: int = 3) -> list[tuple[float, float]]:
 
 
 def whole_weights(session: Session) -> int:
-    """The bytes of all tensors as large as a whole matrix of the model that were made since gc.freeze."""
+    """Bytes of tensors as large as a whole matrix of the model that were made since gc.freeze."""
     shapes = {tuple(value.shape) for value in session.parameters.values() if value.dim() == 2}
     shapes |= {shape[::-1] for shape in shapes}
     gc.collect()
@@ -40,7 +40,7 @@ def whole_weights(session: Session) -> int:
 
 
 def weights_of_a_step(session: Session) -> dict[str, int]:
-    """The bytes of whole weights within layers (the most), between forward and backward pass, and after a step."""
+    """Bytes of whole weights: within layers (the most), between the passes, after a step."""
     (stage,) = session.stages
     (batch, *_) = next(step_batches(session, 0))
     within: list[int] = []
@@ -65,7 +65,7 @@ def weights_of_a_step(session: Session) -> dict[str, int]:
 
 
 class Traffic(TorchDispatchMode):
-    """Counts gathers of parameters, sums of gradients over the ranks, and copies or casts of parameters."""
+    """Counts gathers of parameters, sums of gradients over ranks, copies or casts of parameters."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -118,11 +118,12 @@ LAYER = 12 * WIDTH**2  # of a layer's matrices: 3 + 1 for attention, 4 + 4 for t
 def test_whole_weights_are_alive_only_where_the_stage_needs_them_and_all_learn_alike(
     tmp_path: Path, precision: str
 ) -> None:
-    """Weights: in the type of the products, and once; stage 3: those of one layer at a time, embeddings and head.
+    """Weights once, in the type of the products; stage 3: of one layer at a time, and embeddings.
 
-    Stages differ by sums in another order, 1e-7. AdamW amplifies that, and from then on a weight may be rounded to the
-    other side: by less than a unit roundoff. One process rounds the sum of the embeddings, ranks each of the two: the
-    loss and the first norm differ by less than a unit roundoff, later norms by more.
+    Stages differ by sums in another order, 1e-7. AdamW amplifies that, and from then on a weight
+    may be rounded to the other side: by less than a unit roundoff. One process rounds the sum of
+    the embeddings, ranks each of the two: the loss and the first norm differ by less than a unit
+    roundoff, later norms by more.
     """
     model = {"n_layer": LAYERS, "n_embd": WIDTH, "seq_len": LENGTH, "dropout": 0.0}
     config = make_run(tmp_path, model=model, parallel={"data": 2})

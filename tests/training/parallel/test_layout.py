@@ -10,7 +10,7 @@ from tests.training.helpers import make_run, on_ranks, open_session, plan_of, tr
 from training.launch.process_group import World
 from training.step import validate
 
-# float32 sums in another order: 1e-7 a step, which the optimiser amplifies; a wrong split is off by 1e-2 and more
+# float32 sums in another order: 1e-7 per step, which the optimiser amplifies; a wrong split: 1e-2
 TOLERANCE = 1e-4
 
 

@@ -1,4 +1,4 @@
-"""Dropout's streams: equal outside split regions, different inside, and the same after any restart."""
+"""Dropout's streams: equal outside split regions, different inside, the same after a restart."""
 
 from collections.abc import Callable, Iterator
 
@@ -83,9 +83,10 @@ def test_on_a_gpu_attention_runs_in_the_chosen_kernel(kernel: str, chosen: None)
 
 
 def attention_of(rank: int, kind: str, compiled: bool, device: str) -> Callable[[int, int], torch.Tensor]:
-    """A function of the first and last iteration: the weights that attention keeps in the last one, (2, T, T).
+    """From the first and last iteration: the weights that attention keeps in the last, (2, T, T).
 
-    They are those of training, forward and backward, where v is the identity. All calls share what is compiled.
+    They are those of training, forward and backward, where v is the identity. All calls share what
+    is compiled.
     """
     torch._dynamo.reset()
     model, streams = GPT2(SETTINGS).to(device), RandomStreams(1, (0, 0))

@@ -1,7 +1,8 @@
 """Runs the trainer's real step on tensors without memory, and counts the bytes that it would hold.
 
-Tensors are fake (shapes without storage), and so are the other ranks: collectives return at once. Every storage is
-counted from its allocation to its end, so the peak is exact for eager mode, at any size, on any machine.
+Tensors are fake (shapes without storage), and so are the other ranks: collectives return at once.
+Every storage is counted from its allocation to its end, so the peak is exact for eager mode, at any
+size, on any machine.
 """
 
 import gc
@@ -30,7 +31,6 @@ from training import loss
 from training.dataset.batches import Batch
 from training.kernels import ops
 from training.launch.process_group import World
-from training.optimizer import take_step
 from training.parallel import layout
 from training.parallel.dtensor import local_shard
 from training.parallel.gradients import sync_gradients
@@ -73,7 +73,9 @@ class Storages(TorchDispatchMode):
         self.peak = max(self.peak, self.held)
 
     def counting(self, resize: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-        """FSDP's function, which frees or allocates gathered parameters by the size of their storage."""
+        """FSDP's function, which frees or allocates gathered parameters by the size of their
+        storage.
+        """
 
         def counted(tensor: Tensor) -> None:
             resize(tensor)
@@ -145,7 +147,7 @@ def simulate(experiment: Experiment, rank: int) -> dict[str, int]:
             parameters = list(session.parameters.values())
             gradients = allocated(parameter.grad for parameter in parameters)
             sync_gradients(session.parameters, mesh, experiment.parallel.sequence_parallel)
-            take_step(session.optimizer, 1e-4, torch.ones(()))
+            session.optimizer.step(1e-4, torch.ones(()))
             session.optimizer.zero_grad()
         moments = [session.optimizer.state[each][name] for each in parameters for name in ("exp_avg", "exp_avg_sq")]
         return {

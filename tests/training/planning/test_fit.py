@@ -1,4 +1,6 @@
-"""A training that cannot fit is refused in one line that leads to one that can; `parallel: auto` becomes a layout."""
+"""A training that cannot fit is refused in one line that leads to one that can; `parallel: auto`
+becomes a layout.
+"""
 
 import re
 from dataclasses import replace
@@ -83,7 +85,7 @@ def test_jobs_on_slurm_are_judged_by_what_is_known_of_their_nodes() -> None:
         prepare(settings({"data": 8}, {"executor": "slurm", "mem_gb_per_task": 1}, micro_batch_size=8), "m")
 
 
-# --------------------------------------------------------------------------------------------------- parallel: auto
+# ---------------------------------------------------------------------------- parallel: auto
 
 
 def test_the_planners_first_choice_becomes_the_layout(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The kinds of GPUs: what is known of each, how a device is recognised, and the machines that are planned for."""
+"""The kinds of GPUs: what is known of each, how a device is recognised, and the machines that are
+planned for.
+"""
 
 import re
 from pathlib import Path

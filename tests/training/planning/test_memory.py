@@ -56,7 +56,9 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
 def test_parameters_and_peak_are_those_of_a_simulated_step(
     model: str, rank: int, parallel: dict[str, Any], train: dict[str, Any]
 ) -> None:
-    """Parameters, gradients and moments are exact; the peak is near where tensors are large enough to count."""
+    """Parameters, gradients and moments are exact; the peak is near where tensors are large enough
+    to count.
+    """
     train = {"iterations": 10, "compile": "none", "precision": "bfloat16", "micro_batch_size": 1, **train}
     sections = {"model": {**MODELS[model], "dropout": 0.0}, "parallel": parallel, "train": train}
     experiment = Experiment.model_validate(sections)

@@ -1,4 +1,6 @@
-"""The plan shows what a run will do with which data; wrong data are refused before anything is computed."""
+"""The plan shows what a run will do with which data; wrong data are refused before anything is
+computed.
+"""
 
 from pathlib import Path
 
@@ -50,7 +52,8 @@ def test_a_table_shows_how_the_run_uses_each_corpus(folder: Path) -> None:
         for part in ("valid", "test")
         for name, share, documents in (("books", "75.0%", "2"), ("web", "25.0%", "10"))
     ]
-    # the test part is the last documents in their own order; validation ends before a corpus is seen twice
+    # the test part is the last documents in their own order; validation ends before a corpus is
+    # seen twice
     valid, test = plan.data.valid, plan.data.test
     assert test is not None
     assert np.array_equal(test.parts[0].sample(0), np.concatenate(byte_documents(40)[-2:])[:17])

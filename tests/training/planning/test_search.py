@@ -29,7 +29,9 @@ def gpus(memory_gib: float, per_node: int = 8) -> Machine:
 
 @pytest.fixture
 def simple(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A world in which every measure costs speed and saves memory: 1 GiB of states, 1 GiB of activations per sample."""
+    """A world in which every measure costs speed and saves memory: 1 GiB of states, 1 GiB of
+    activations per sample.
+    """
 
     def memory(workload: Workload, layout: Layout, machine: Machine) -> list[Term]:
         split = layout.tensor * layout.pipeline

@@ -227,7 +227,8 @@ def test_removals_from_a_run_and_one_that_extends_it_end_alike_in_any_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`base`, `more` and `again` leave the base and name the model, `late` does not; `own` leaves
-    the other."""
+    the other.
+    """
     model = Path("b/models/tiny")
 
     def trained(folder: Path, leaving: dict[str, list[int]]) -> None:

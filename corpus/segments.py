@@ -40,7 +40,7 @@ _WRITERS = {
 
 
 class SegmentWriter:
-    """An open file; see `write_segments`."""
+    """Appends arrays to an open file; see `write_segments`."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -70,25 +70,24 @@ def write_segments(path: Path, info: Mapping[str, Any]) -> Iterator[SegmentWrite
 
 
 class Segments:
-    """A file of segments. Raises InputError if it is missing, cut short or changed.
+    """Reads a file of segments. Raises InputError if it is missing, cut short or changed.
 
-    It is open inside `with` only: a corpus may have more shards than a process may have open files.
+    The file is open only inside `with`: a process may open fewer files than a corpus has shards.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = -1
         with self:
-            size = os.fstat(self._descriptor).st_size
-            if size < len(_MAGIC) + _TRAILER.size or self._bytes_at(0, len(_MAGIC)) != _MAGIC:
-                raise self.damaged("not a file of corpus.dedup, or cut short")
-            end = size - _TRAILER.size
+            end = os.fstat(self._descriptor).st_size - _TRAILER.size
+            if end < len(_MAGIC) or self._bytes_at(0, len(_MAGIC)) != _MAGIC:
+                raise self.damaged("not a file of segments, or cut short")
             length, checksum = _TRAILER.unpack(self._bytes_at(end, _TRAILER.size))
             index = self._bytes_at(end - length, length) if length <= end else b""
             if xxhash.xxh3_64_intdigest(index) != checksum:
                 raise self.damaged("cut short or changed")
         self.checksum: int = checksum
-        """Of the index, which holds the checksums of all segments."""
+        """Checksum of the index, which holds the checksums of all segments."""
         content = orjson.loads(index)
         self.info: dict[str, Any] = content["info"]
         self._segments: dict[str, list[list[Any]]] = {}
@@ -114,10 +113,6 @@ class Segments:
         writer = _WRITERS.get(self.path.suffix)
         return f"`corpus.{writer}`" if writer else "the phase that writes it"
 
-    def count(self, name: str) -> int:
-        """The number of arrays of a name."""
-        return len(self._segments.get(name, []))
-
     def array(self, name: str, number: int) -> NDArray[Any]:
         """An array of a name, verified."""
         dtype, offset, length, checksum = self._segments[name][number]
@@ -127,12 +122,12 @@ class Segments:
 
     def each(self, name: str) -> Iterator[NDArray[Any]]:
         """The arrays of a name, one at a time, verified."""
-        return (self.array(name, number) for number in range(self.count(name)))
+        return (self.array(name, number) for number in range(len(self._segments.get(name, []))))
 
     def mapped(self, name: str) -> list[NDArray[Any]]:
         """The arrays of a name in memory maps, not verified."""
         return [
-            np.memmap(self.path, kind, "r", offset, length // np.dtype(kind).itemsize)
+            np.asarray(np.memmap(self.path, kind, "r", offset, length // np.dtype(kind).itemsize))
             for kind, offset, length, _ in self._segments.get(name, [])
         ]
 
@@ -151,7 +146,7 @@ class Segments:
 
     def _bytes_at(self, offset: int, length: int) -> bytes:
         data = os.pread(self._descriptor, length, offset)
-        while len(data) < length:  # one call reads 2 GiB at most
+        while len(data) < length:  # one call reads at most 2 GiB
             more = os.pread(self._descriptor, length - len(data), offset + len(data))
             if not more:
                 raise self.damaged("cut short")
