@@ -9,6 +9,7 @@ requeued, and starts on the nodes that are free then.
 
 import time
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from cluster import slurm
 from cluster.executors import node_counts, node_range
@@ -19,16 +20,30 @@ from common.console import note
 from common.errors import InputError
 
 
-def counts_of(job: Job, name: str) -> tuple[list[int], int]:
-    """The numbers of nodes on which a job may start, largest first, and how long it waits for all.
+class Sizes(NamedTuple):
+    """On how many nodes a job may start, from its snapshot."""
 
-    From its snapshot; an unrecorded job has one number, 0.
-    """
-    if not job.snapshot:
-        return [0], 0
-    settings = load_settings(Path(job.snapshot) / "settings.yaml")
-    counts, _ = node_counts(name, settings.models[name], settings.cluster)
-    return counts, settings.cluster.shrink_after_minutes
+    nodes: list[int]
+    """Largest first; [0] for a job without a snapshot."""
+    tasks: int
+    """Processes per node."""
+    shrink_after: int
+    """Minutes for which it waits for all its nodes."""
+
+    @classmethod
+    def of(cls, job: Job, name: str) -> Self:
+        """Those of the job of model `name`."""
+        if not job.snapshot:
+            return cls([0], 1, 0)
+        settings = load_settings(Path(job.snapshot) / "settings.yaml")
+        return cls(*node_counts(name, settings.models[name], settings.cluster), settings.cluster.shrink_after_minutes)
+
+    def describe(self, processes: int) -> str:
+        """`3 of 4 nodes, 25 % slower than planned` for a start with fewer; else empty."""
+        nodes = processes // self.tasks
+        if nodes >= self.nodes[0]:
+            return ""
+        return f"{nodes} of {self.nodes[0]} nodes, {100 - 100 * nodes // self.nodes[0]} % slower than planned"
 
 
 class Patience:
@@ -36,7 +51,7 @@ class Patience:
 
     def __init__(self, job: Job, name: str) -> None:
         self._job, self._name = job, name
-        self._counts, self._minutes = counts_of(job, name)
+        self._sizes = Sizes.of(job, name)
         self._since: float | None = None  # when it was first seen in the queue, since its last start
         self._asked = ""
 
@@ -44,10 +59,10 @@ class Patience:
         """Change what the job asks for if it is time; call it at every poll."""
         if queued is None or queued.state != "PENDING":
             self._since, self._asked = None, ""
-        elif len(self._counts) > 1 and self._minutes:
+        elif len(self._sizes.nodes) > 1 and self._sizes.shrink_after:
             self._since = self._since or time.monotonic()
-            wait = 0 if time.monotonic() - self._since >= 60 * self._minutes else self._minutes
-            nodes = node_range(self._counts, wait)
+            wait = time.monotonic() - self._since < 60 * self._sizes.shrink_after
+            nodes = node_range(self._sizes.nodes, wait)
             if nodes != self._asked and slurm.set_nodes(self._job.id, nodes):
                 self._asked = nodes
                 if not wait:
@@ -55,7 +70,7 @@ class Patience:
 
 
 def grow(folder: Path, name: str) -> str:
-    """Have the job of a model folder save and come back if that gives it more nodes; says what it does.
+    """Restart the running job of a model folder if that gives it more nodes; returns what it does.
 
     Raises InputError if the job does not run, or may run on one number of nodes only.
     """
@@ -63,7 +78,7 @@ def grow(folder: Path, name: str) -> str:
     details = None if job is None or job.executor != "slurm" else slurm.details(job.id)
     if job is None or details is None or details["JobState"] != "RUNNING":
         raise InputError(f"{name}: no job on Slurm that runs; only a running job can grow")
-    counts, _ = counts_of(job, name)
+    counts = Sizes.of(job, name).nodes
     if len(counts) == 1:
         raise InputError(f"{name}: job {job.id} has a fixed number of nodes; set cluster.min_nodes and submit it again")
     nodes = int(details["NumNodes"].partition("-")[0])

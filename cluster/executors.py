@@ -70,8 +70,8 @@ def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> "_Slur
     # from sbatch, overwrites the logs of the job's earlier starts, and drops the exports above
     # where SBATCH_EXPORT is NONE.
     srun = ["--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", "--open-mode=append", "--export=ALL"]
-    # A requeued job with --ntasks-per-node keeps its last number of nodes: with a range of nodes, the
-    # job has one large task per node, and srun starts the ranks.
+    # A requeued job with --ntasks-per-node keeps its last number of nodes. With a range of nodes
+    # the job therefore has one large task per node, and srun starts the ranks.
     cpus_of_task = cpus * tasks if len(counts) > 1 else cpus
     if len(counts) > 1:
         srun.append(f"--ntasks-per-node={tasks}")
@@ -91,7 +91,7 @@ def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> "_Slur
         additional_parameters={
             "signal": f"USR2@{min(cluster.signal_seconds, minutes * 60 // _LONGEST_SIGNAL)}",
             **({"output": log.replace("%t", "0")} if doubled else {}),
-            **({"nodes": node_range(counts, cluster.shrink_after_minutes)} if len(counts) > 1 else {}),
+            **({"nodes": node_range(counts, cluster.shrink_after_minutes > 0)} if len(counts) > 1 else {}),
             **({} if "no-requeue" in site else {"requeue": True}),
             **{key.replace("-", "_"): value or True for key, value in site.items()},
         },
@@ -167,9 +167,9 @@ def node_counts(name: str, experiment: Experiment, cluster: ClusterSettings) -> 
     return [count // tasks for count in process_counts(name, experiment, cluster)], tasks
 
 
-def node_range(counts: Sequence[int], shrink_after_minutes: int) -> str:
-    """sbatch's --nodes for a job that may start on any of `counts`: all, or for the time being the most."""
-    return f"{counts[0]}" if shrink_after_minutes else f"{counts[-1]}-{counts[0]}"
+def node_range(counts: Sequence[int], wait: bool) -> str:
+    """sbatch's --nodes for a job that may start on any of `counts`, or waits for the most."""
+    return f"{counts[0]}" if wait else f"{counts[-1]}-{counts[0]}"
 
 
 def job_name(settings: Settings, name: str) -> str:

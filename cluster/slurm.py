@@ -182,7 +182,7 @@ def cores_per_gpu(gres: str, gpus: int, partition: str) -> int:
 
 
 def idle_nodes(partition: str) -> int:
-    """How many nodes of a partition have nothing to do and accept jobs; 0 if Slurm does not answer."""
+    """The number of idle nodes of a partition that accept jobs; 0 if Slurm does not answer."""
     answer = _run(["scontrol", "--oneliner", "show", "node"])
     nodes = map(_pairs, answer.stdout.splitlines() if answer else ())
     return sum(node.get("State") == "IDLE" and partition in node.get("Partitions", "").split(",") for node in nodes)
@@ -195,7 +195,7 @@ def set_nodes(job: str, nodes: str) -> bool:
 
 
 def interrupt(job: str) -> None:
-    """Have the ranks of a job save and exit; it is then requeued. Raises JobError if Slurm refuses."""
+    """Have a job save, exit and be requeued. Raises JobError if Slurm refuses."""
     _cancel(["--signal=USR2", job])
 
 

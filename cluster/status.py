@@ -27,12 +27,13 @@ import orjson
 from cluster import slurm
 from cluster.corpus_jobs import batches
 from cluster.corpus_jobs.batches import Task
+from cluster.elastic import Sizes
 from cluster.jobs import Job, current_state, log_path, query_jobs, read_job, require_folder, total_iterations
 from cluster.slurm import SILENT, UNKNOWN, QueuedJob
 from common import cli, steps
 from common.config import load_settings
 from common.console import note, text_table
-from common.errors import ConfigError, InputError
+from common.errors import ConfigError, InputError, ToolkitError
 from common.files import read_json, read_rows, shard_name
 from common.settings import Settings
 from common.steps import Step
@@ -130,8 +131,9 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob]) 
     beat, loss = progress_of(folder), _number(train.get("lm_loss"))
     if beat and beat["done"] > (iteration or 0):
         iteration, loss = beat["done"], _number(beat["loss"])
-    if status["state"] == "running" and "hangs_in" in beat:
-        status["reason"] = f"hangs in {beat['hangs_in']}"
+    if job is not None and status["state"] == "running":
+        hangs = f"hangs in {beat['hangs_in']}" if "hangs_in" in beat else ""
+        status["reason"] = hangs or _fewer_nodes(folder, job) or status["reason"]
     spikes = sorted((folder / "blame").glob("iter_*.json"))
     return status | {
         "spikes": len(spikes),
@@ -144,6 +146,14 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob]) 
         "mfu": _number(train.get("mfu")),
         "seconds_left": beat.get("seconds_left") if status["state"] == "running" else None,
     }
+
+
+def _fewer_nodes(folder: Path, job: Job) -> str:
+    """`3 of 4 nodes, 25 % slower than planned` if the last start had fewer than all; else empty."""
+    starts = read_rows(folder / "starts.csv")
+    with suppress(ToolkitError, KeyError, ValueError):
+        return Sizes.of(job, folder.name).describe(int(starts[-1]["processes"])) if starts else ""
+    return ""
 
 
 def _number(cell: str | float | None) -> float | None:

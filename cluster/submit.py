@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cluster import jobs, slurm
 from cluster.cancel import cancel
-from cluster.elastic import Patience, counts_of, grow
+from cluster.elastic import Patience, grow
 from cluster.executors import job_name, node_counts, node_range, nodes_and_tasks, slurm_executor
 from cluster.job_end import requeue_dead
 from cluster.jobs import FINAL, Job, State
@@ -68,7 +68,7 @@ def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
 def submit(settings: Settings, name: str, waits: bool = True) -> Job:
     """Start the training job of a model, or return the one that is still alive.
 
-    `waits`: whether the caller waits for the job, see `Patience`; else it accepts fewer nodes at once.
+    `waits`: the caller waits for the job, see `Patience`; else the job accepts fewer nodes at once.
     Raises ConfigError, before any file is written, for a model that is too large or too slow for
     its machine.
     """
@@ -86,17 +86,12 @@ def submit(settings: Settings, name: str, waits: bool = True) -> Job:
         snapshot = make_snapshot(settings, folder)
         minutes = settings.models[name].time_limit_minutes
         job = start(settings, _training(name, snapshot), minutes, keep_open=[guard.fileno()])
-    if not waits and settings.cluster.shrink_after_minutes:
-        counts, _ = counts_of(job, name)
-        slurm.set_nodes(job.id, node_range(counts, 0))
-    print(f"{name}: submitted job {job.id} ({_processes(settings, name)} processes), logs in {job.logs}")
-    return job
-
-
-def _processes(settings: Settings, name: str) -> str:
-    """How many processes the job has: 8, or 4 to 8."""
     counts, tasks = node_counts(name, settings.models[name], settings.cluster)
-    return " to ".join(str(count * tasks) for count in dict.fromkeys([counts[-1], counts[0]]))
+    if len(counts) > 1 and settings.cluster.shrink_after_minutes and not waits:
+        slurm.set_nodes(job.id, node_range(counts, wait=False))
+    processes = " to ".join(str(count * tasks) for count in dict.fromkeys([counts[-1], counts[0]]))
+    print(f"{name}: submitted job {job.id} ({processes} processes), logs in {job.logs}")
+    return job
 
 
 def _check_unchanged(settings: Settings, name: str, job: Job) -> None:

@@ -22,10 +22,10 @@ from common.config import load_settings, validate, with_overrides
 from common.errors import ConfigError, InputError
 from common.files import write_text
 from common.settings import Experiment, Settings, closest
-from training.planning.fit import does_not_fit, nothing_fits, predict
+from training.planning.fit import does_not_fit, nothing_fits
 from training.planning.layout import PlanRequest, Workload
 from training.planning.machines import Machine, judges_this_machine, known_gpus, machine, processes_of, this_cpu
-from training.planning.search import Prediction, search
+from training.planning.search import Prediction, predict, search
 from training.planning.table import (
     config_text,
     explain,

@@ -26,10 +26,9 @@ from common.files import write_json
 from common.settings import Experiment, Settings
 from training.launch.process_group import World, describe, joined
 from training.launch.rank import check_layout, read_launch
-from training.planning.fit import predict
 from training.planning.layout import by_part
 from training.planning.run import machine_of
-from training.planning.search import Prediction
+from training.planning.search import Prediction, predict
 
 if TYPE_CHECKING:
     from training.session import Session

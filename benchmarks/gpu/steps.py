@@ -57,8 +57,8 @@ def step(row: str, context: Context) -> Iterator[Row]:
 
     from training.launch.process_group import World
     from training.metrics.device import peak_tflops
-    from training.planning.fit import predict
     from training.planning.run import machine_of
+    from training.planning.search import predict
     from training.planning.speed import flops_per_token
     from training.trial import Figures
 

@@ -88,8 +88,8 @@ class JobSettings(SiteSettings):
     mem_gb_per_task: NonNegativeInt = 0
     """Memory per process, in GB (Slurm only). 0: the site's default."""
     min_nodes: NonNegativeInt = 0
-    """Fewest nodes on which a job may start (Slurm only). Each start takes the free nodes, from this
-    many up to those of `parallel`, over which the global batch divides. 0: always all of them."""
+    """Fewest nodes on which a job may start (Slurm only). Each start takes the most free nodes, up
+    to those of `parallel`, over which the global batch divides. 0: always all of them."""
     shrink_after_minutes: NonNegativeInt = 0
     """With min_nodes: how long a job in the queue waits for all its nodes before it accepts fewer.
     Needs a process that waits for the job (`--wait`, Snakemake)."""

@@ -17,7 +17,7 @@ from tests.cluster.helpers import model_folder, settings, slurm_job
 from tests.cluster.test_submit import directives, script, srun
 
 FOUR = {"tasks_per_node": 4, "min_nodes": 2}
-"""16 processes on four nodes; tensor 2, data 8, a global batch of 8: it divides over 4, 2 and 1 nodes."""
+"""Four nodes: tensor 2, data 8, a global batch of 8, which divides over 4, 2 and 1 nodes."""
 
 
 def elastic_job(folder: Path, fake: FakeSlurm, **values: object) -> Job:
@@ -66,7 +66,7 @@ def test_what_min_nodes_cannot_do_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             submit.describe(settings(tmp_path, **{"executor": "slurm", **FOUR, **change}), "tiny")
     raw = settings(tmp_path, {"data": 8}, executor="slurm", **FOUR).model_dump(mode="json")
-    raw["models"]["tiny"]["parallel"] = {"auto": True, "gpus": 8}
+    raw["models"]["tiny"]["parallel"] = {"auto": True, "gpus": 16}
     with pytest.raises(ConfigError, match=r"parallel is auto and chosen when the job starts; set cluster\.gpu"):
         submit.describe(Settings.model_validate(raw), "tiny")
 

@@ -36,6 +36,7 @@ START_COLUMNS = (  # of each start
     "time",  # Unix seconds
     "processes",
     "consumed_samples",  # before it: with `iteration`, the step that read a sample is known even if batch sizes change
+    "nodes",
 )
 
 

@@ -71,7 +71,7 @@ class MetricsLogger:
             for part, columns in (("train", TRAIN_COLUMNS), ("valid", VALID_COLUMNS)):
                 self._curves[part] = Curve(folder / f"{part}.csv", columns, at)
             start = {"iteration": at, "time": round(time.time(), 1), "processes": world.size}
-            start["consumed_samples"] = progress.consumed_samples
+            start |= {"consumed_samples": progress.consumed_samples, "nodes": world.launch.nodes}
             self._curves["starts"] = Curve(folder / "starts.csv", START_COLUMNS, at)
             self._curves["starts"].append(start)
             self._meter = Meter(f"train {folder.name}", "iterations", self._train.iterations, at, lines=False)

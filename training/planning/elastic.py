@@ -14,8 +14,8 @@ from training.planning.search import predict
 def process_counts(name: str, experiment: Experiment, cluster: ClusterSettings) -> list[int]:
     """The numbers of processes with which a job of model `name` may start, largest first.
 
-    One number without `cluster.min_nodes`, or if the largest needs no more nodes. Raises ConfigError
-    if min_nodes cannot have an effect.
+    One number without `cluster.min_nodes`, or if the model needs no more nodes. Raises ConfigError
+    if no smaller number is possible.
     """
     most, least = processes_of(experiment, cluster), cluster.min_nodes
     if not least:
@@ -41,12 +41,14 @@ def process_counts(name: str, experiment: Experiment, cluster: ClusterSettings) 
 
 
 def on_processes(settings: Settings, name: str, processes: int, machine: Machine | None = None) -> Settings:
-    """The settings of a start with so many processes, which are fewer than model `name` asks for.
+    """The settings of a start with so many processes, perhaps fewer than model `name` asks for.
 
     The micro-batch stays, unless ZeRO's larger shards leave no memory for it on `machine`: then it
     becomes its largest divisor that fits. Settings over which the batch does not divide stay.
     """
     experiment = settings.models[name]
+    if processes == experiment.world_size and (machine is None or predict(experiment, machine).fits):
+        return settings
     micro = experiment.train.micro_batch_size
     sizes = [size for size in range(micro, 0, -1) if micro % size == 0]
     layouts = [layout for size in sizes if (layout := _spread(experiment, processes, size))]

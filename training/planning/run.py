@@ -19,10 +19,11 @@ from training.launch.device import threads_of
 from training.model_folder import checkpoint_folders, newest_iteration
 from training.parallel.collectives import run_on_rank0
 from training.parallel.sizes import bubble_share, stage_layers, with_padded_vocabulary
-from training.planning.fit import check_fits, gib, predict, resolve
+from training.planning.elastic import on_processes
+from training.planning.fit import check_fits, gib, resolve
 from training.planning.layout import by_part
 from training.planning.machines import Machine, this_cpu, this_gpu
-from training.planning.search import Prediction
+from training.planning.search import Prediction, predict
 from training.planning.speed import within_documents
 from training.tensors import all_names
 
@@ -219,6 +220,8 @@ def fit_plan(plan: Plan, settings: Settings, world: "World") -> tuple[Plan, Sett
     def decide() -> tuple[Settings, Machine]:
         machine = machine_of(world, settings.cluster)
         chosen = resolve(settings, plan.name, machine, world.size)
+        if settings.cluster.min_nodes:  # the micro-batch may shrink
+            chosen = on_processes(chosen, plan.name, world.size, machine)
         check_fits(chosen, plan.name, machine, done=newest_iteration(settings.model_folder(plan.name)), here=True)
         return chosen, machine
 

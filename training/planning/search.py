@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
+from common.settings import Experiment
 from training.parallel.sizes import bubble_share
 from training.planning.layout import Layout, PlanRequest, Term, Workload, by_part, total
 from training.planning.machines import Machine

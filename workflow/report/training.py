@@ -46,12 +46,18 @@ def _tokens(model: Model, curve: Curve) -> Floats:
     return curve.values("iteration")
 
 
-def _restarts(model: Model) -> list[tuple[float, int]]:
-    """(tokens, iteration) of each start from a checkpoint."""
+def _restarts(model: Model) -> list[tuple[float, str]]:
+    """(tokens, what happened) of each start from a checkpoint."""
     iterations = model.train.values("iteration")
     per_iteration = _tokens(model, model.train)[-1] / iterations[-1] if len(iterations) else 0.0
-    starts = (int(row["iteration"]) for row in model.starts)
-    return [(per_iteration * iteration, iteration) for iteration in starts if iteration > 0]
+    restarts, before = [], ""
+    for row in model.starts:
+        iteration, processes = int(row["iteration"]), row["processes"]
+        size = f" on {processes} processes" if processes != before else ""
+        if iteration > 0:
+            restarts.append((per_iteration * iteration, f"started again from iteration {iteration:,}{size}"))
+        before = processes
+    return restarts
 
 
 def curve_charts(models: Sequence[Model], panels: Mapping[str, str] = PANELS) -> list[tuple[str, Markup]]:
@@ -93,10 +99,10 @@ def _chart(column: str, caption: str, models: Sequence[Model]) -> Markup:
                 titles[gid] = [
                     f"{label or caption}: {number(float(y[index]))} at {x[index]:,.0f} {over}" for index in few
                 ]
-            for count, (tokens, iteration) in enumerate(_restarts(model)[-50:]):
+            for count, (tokens, start) in enumerate(_restarts(model)[-50:]):
                 mark = axes.axvline(tokens, color=color, linewidth=1, linestyle=":")
                 mark.set_gid(f"restart-{place}-{count}")
-                titles[f"restart-{place}-{count}"] = f"{model.name}: started again from iteration {iteration:,}"
+                titles[f"restart-{place}-{count}"] = f"{model.name}: {start}"
         if column == "grad_norm":
             for limit in sorted({model.experiment.train.clip_grad for model in models if model.experiment}):
                 axes.axhline(limit, color="gray", linewidth=1, linestyle="--", label=f"clipped to {limit:g}")

@@ -12,10 +12,10 @@ import pytest
 from common.config import validate, with_overrides, write_settings
 from common.errors import ConfigError
 from common.settings import Settings
-from training.planning.fit import check_fits, gib, predict, prepare, resolve
+from training.planning.fit import check_fits, gib, prepare, resolve
 from training.planning.layout import Layout, PlanRequest, Workload
 from training.planning.machines import Machine, machine, machine_of_job
-from training.planning.search import search, smallest
+from training.planning.search import predict, search, smallest
 
 H100 = machine("h100", {}, 8)
 SLURM = {"executor": "slurm", "gpus_per_node": 8}
