@@ -28,11 +28,13 @@ from cluster.submission import make_snapshot, remove_marks, start
 from cluster.training_job import TrainingJob
 from common import cli
 from common.config import load_settings
+from common.console import note
 from common.errors import ConfigError, JobError
 from common.files import lock
 from common.progress import Ticker
 from common.settings import Settings, changes
 from training.model_folder import is_finished
+from training.planning.elastic import describe_counts, process_counts
 from training.planning.fit import prepare
 
 
@@ -89,8 +91,8 @@ def submit(settings: Settings, name: str, waits: bool = True) -> Job:
     counts, tasks = node_counts(name, settings.models[name], settings.cluster)
     if len(counts) > 1 and settings.cluster.shrink_after_minutes and not waits:
         slurm.set_nodes(job.id, node_range(counts, wait=False))
-    processes = " to ".join(str(count * tasks) for count in dict.fromkeys([counts[-1], counts[0]]))
-    print(f"{name}: submitted job {job.id} ({processes} processes), logs in {job.logs}")
+    size = describe_counts([count * tasks for count in counts])
+    print(f"{name}: submitted job {job.id} ({size}), logs in {job.logs}")
     return job
 
 
@@ -177,6 +179,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = cli.read_settings(arguments)
     if arguments.dry_run:
         print(describe(settings, arguments.model))
+        counts = process_counts(arguments.model, settings.models[arguments.model], settings.cluster)
+        note(f"{arguments.model}: {describe_counts(counts)}")
         return 0
     if is_finished(settings, arguments.model):
         print(f"{arguments.model}: finished, nothing to do; {settings.model_folder(arguments.model) / 'done.json'}")

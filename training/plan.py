@@ -22,6 +22,7 @@ from common.config import load_settings, validate, with_overrides
 from common.errors import ConfigError, InputError
 from common.files import write_text
 from common.settings import Experiment, Settings, closest
+from training.planning.elastic import on_processes, process_counts
 from training.planning.fit import does_not_fit, nothing_fits
 from training.planning.layout import PlanRequest, Workload
 from training.planning.machines import Machine, judges_this_machine, known_gpus, machine, processes_of, this_cpu
@@ -97,14 +98,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     experiment = settings.experiment(name)
     gpus = _machine(arguments, settings, experiment)
     workload, request = Workload.of(experiment, gpus), _request(arguments, experiment, gpus.per_node)
-    ranked = [predict(experiment, gpus)] if arguments.given else search(workload, gpus, request)
+    ranked = _configured(settings, name, gpus) if arguments.given else search(workload, gpus, request)
     if not ranked:
         raise InputError(f"{name}: {nothing_fits(workload, gpus, request)}")
     tokens = arguments.tokens or experiment.train.iterations * request.global_batch_size * experiment.model.seq_len
     _show(arguments, request, ranked, tokens)
-    if arguments.given and not ranked[0].fits:
-        raise ConfigError(f"{name}: {does_not_fit(ranked[0], request)}")
+    if arguments.given and (large := [prediction for prediction in ranked if not prediction.fits]):
+        request = PlanRequest(large[0].layout.world_size, request.global_batch_size)
+        raise ConfigError(f"{name}: {does_not_fit(large[0], request)}")
     return 0
+
+
+def _configured(settings: Settings, name: str, gpus: Machine) -> list[Prediction]:
+    """The configured layout, and that of a start on the fewest nodes (`cluster.min_nodes`)."""
+    counts = process_counts(name, settings.experiment(name), settings.cluster)
+    starts = [on_processes(settings, name, count, gpus) for count in dict.fromkeys([counts[0], counts[-1]])]
+    return [predict(start.experiment(name), gpus) for start in starts]
 
 
 def _show(arguments: argparse.Namespace, request: PlanRequest, ranked: list[Prediction], tokens: float) -> None:

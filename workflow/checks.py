@@ -18,9 +18,10 @@ from common.vocabulary import vocabulary_files
 from training.huggingface.config import check_finetune
 from training.metrics.boards import check_boards
 from training.model_folder import is_finished, newest_iteration
+from training.planning.elastic import describe_counts, process_counts
 from training.planning.fit import prepare
 from training.planning.machines import machine
-from workflow.runs import load_run, read_takedown
+from workflow.runs import load_run, note_once, read_takedown
 
 
 def check_parsed(settings: Settings) -> None:
@@ -148,7 +149,10 @@ def check_model(settings: Settings, name: str) -> None:
     if is_finished(settings, name):
         return
     model, tokenizer = settings.models[name], _own_tokenizer(settings)
-    prepare(settings, name)
+    settings = prepare(settings, name)
+    counts = process_counts(name, settings.models[name], settings.cluster_of(name))
+    if len(counts) > 1:
+        note_once(f"models.{name}: {describe_counts(counts)}, by cluster.min_nodes")
     if tokenizer and not model.data and model.model.vocab_size != tokenizer.vocab_size:
         raise ConfigError(
             f"models.{name}.model.vocab_size is {model.model.vocab_size}, but the vocabulary of the corpus has "

@@ -4,17 +4,21 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
-from cluster import elastic, submit
+from cluster import elastic, status, submit
 from cluster.elastic import Patience, grow
 from cluster.jobs import Job, query_jobs, write_job
 from cluster.submission import make_snapshot
+from common.config import settings_text
 from common.errors import ConfigError, InputError
 from common.settings import Settings
 from tests.cluster.fake_slurm import FakeSlurm
 from tests.cluster.helpers import model_folder, settings, slurm_job
 from tests.cluster.test_submit import directives, script, srun
+from tests.helpers import called
+from training import plan
 
 FOUR = {"tasks_per_node": 4, "min_nodes": 2}
 """Four nodes: tensor 2, data 8, a global batch of 8, which divides over 4, 2 and 1 nodes."""
@@ -98,3 +102,16 @@ def test_a_running_job_grows_only_when_asked_and_if_enough_nodes_are_idle(tmp_pa
     fake.change(job.id, state="PENDING")
     with pytest.raises(InputError, match="only a running job can grow"):
         grow(model_folder(tmp_path), "tiny")
+
+
+def test_status_and_plan_say_how_many_nodes_there_are(tmp_path: Path, fake: FakeSlurm) -> None:
+    elastic_job(tmp_path, fake, nodes="node1,node2")
+    (model_folder(tmp_path) / "starts.csv").write_text("iteration,time,processes\n0,1,16\n10,2,8\n")
+    assert "running (2 of 4 nodes, 50 % slower than planned)" in called(status.main, model_folder(tmp_path)).stdout
+    config = tmp_path / "config.yaml"
+    config.write_text(settings_text(settings(tmp_path, executor="slurm", **FOUR)))
+    shown = called(submit.main, "--config", config, "--model", "tiny", "--dry-run")
+    assert shown.stderr == "note: tiny: 8 to 16 processes\n"
+    line = ("--config", config, "--model", "tiny", "--given", "--gpu", "h100")
+    layouts = orjson.loads(called(plan.main, *line, "--gpus-per-node", "4", "--json").stdout)["layouts"]
+    assert [layout["layout"]["data"] for layout in layouts] == [8, 4]

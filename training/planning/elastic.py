@@ -40,6 +40,11 @@ def process_counts(name: str, experiment: Experiment, cluster: ClusterSettings) 
     )
 
 
+def describe_counts(counts: list[int]) -> str:
+    """`8 processes`, or `4 to 8 processes`."""
+    return f"{' to '.join(map(str, dict.fromkeys([counts[-1], counts[0]])))} processes"
+
+
 def on_processes(settings: Settings, name: str, processes: int, machine: Machine | None = None) -> Settings:
     """The settings of a start with so many processes, perhaps fewer than model `name` asks for.
 
