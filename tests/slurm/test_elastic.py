@@ -155,3 +155,38 @@ def test_below_the_minimum_a_job_waits_and_a_job_of_higher_priority_shrinks_it(l
     training.until(3)
     lab.check("scancel", urgent)
     assert training.finish()[-1] == 3
+
+
+OWN = """
+import sys, submitit
+from cluster import TrainingJob
+
+executor = submitit.SlurmExecutor(folder=f"{sys.argv[1]}/logs")
+executor.update_parameters(
+    nodes=4, cpus_per_task=1, mem="1G", time=60, additional_parameters={"nodes": "2-4", "partition": "low"}
+)
+print(executor.submit(TrainingJob(f"{sys.argv[1]}/config.yaml", "tiny")).job_id)
+"""
+
+
+def test_an_executor_of_ones_own_may_ask_for_a_range(lab: Lab, tmp_path: Path) -> None:
+    training = Elastic(lab, tmp_path, iterations=60)
+    drain(lab, "node4")
+    lab.check(sys.executable, "-c", OWN, str(tmp_path))
+    lab.wait(lambda: (training.model / "done.json").exists())
+    drain(lab, "node4", "resume")
+    assert [row["nodes"] for row in read_rows(training.model / "starts.csv")] == ["3"]
+
+
+def test_a_node_that_dies_in_a_save_costs_only_that_save(lab: Lab, tmp_path: Path, quiet: Elastic) -> None:
+    training = Elastic(lab, tmp_path)
+    training.run(*training.submit)
+    training.until(4)
+    saving = training.model.glob("*.tmp*")
+    lab.wait(lambda: any(saving) or any(training.model.glob("*.tmp*")))
+    lab.kill_node("node4")
+    training.until(3)
+    lab.start_node("node4")
+    assert training.finish() == [4, 3]
+    loss, weights = training.differences(quiet)
+    assert loss < 1e-5 and weights < 1e-4
