@@ -1,7 +1,7 @@
 """Merge a GPT-2 checkpoint of any origin and layout into one Hugging Face folder, and prove it.
 
     python -m convert.merge_mp --checkpoint results/demo/models/tiny --output merged/tiny
-    python -m convert.merge_mp --checkpoint gpt2-345m --output merged/gpt2 --dtype bfloat16
+    python -m convert.merge_mp --checkpoint megatron/gpt2-345m --output merged/m --dtype bfloat16
 
 Reads checkpoints of this toolkit, Megatron-LM (2019 to 2024), Megatron-core (torch_dist), DeepSpeed
 (ZeRO 0 to 3, pipelines), Hugging Face, nanoGPT and llm.c; docs/convert.md has the table. Writes

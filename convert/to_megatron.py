@@ -1,7 +1,7 @@
 """Write a GPT-2 as a Megatron-LM checkpoint for any number of tensor ranks and pipeline stages.
 
     python -m convert.to_megatron --checkpoint merged/tiny --output megatron-tp2 --tp 2 --format v3
-    python -m convert.to_megatron --checkpoint results/tiny --output td --tp 2 --format torch_dist
+    python -m convert.to_megatron --checkpoint merged/tiny --output td --tp 2 --format torch_dist
 
 --checkpoint is a Hugging Face folder, a run of this toolkit, or anything else that convert.merge_mp
 reads. --format is v3 (today's GPTModel, one file per rank: load with --ckpt-format torch

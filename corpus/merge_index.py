@@ -1,6 +1,6 @@
 """Concatenate Megatron datasets in the given order.
 
-    python -m corpus.merge_index --inputs tokens/0_text_document tokens/1_text_document \\
+    python -m corpus.merge_index --inputs tokens/0000_text_document tokens/0001_text_document \\
         --output-prefix corpus
     python -m corpus.merge_index --inputs tokens --shards 1000 --output-prefix dataset/corpus
 

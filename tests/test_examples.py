@@ -141,7 +141,7 @@ def _workshop(finished: Path, address: str) -> None:
         "texts/one.txt": prose(2).encode(),
         "wiki/AA/wiki_00": f'<doc id="1" url="http://w.example/1" title="One">\n{prose(3)}\n</doc>\n'.encode(),
         "book.txt": prose(4).encode(),
-        "lambada.jsonl": b'{"text": "The value of the list is the value"}\n',
+        **dict.fromkeys(("lambada.jsonl", "set.jsonl"), b'{"text": "The value of the list is the value"}\n'),
         "prompts.txt": b"The list of\nA string\n",
         "takedown.txt": urls[0].encode(),
     }

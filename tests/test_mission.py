@@ -1,6 +1,7 @@
 """Each library that the toolkit is built on does the work that it was chosen for.
 
 A test fails if its part is replaced by something else, so that no refactoring does that unnoticed.
+What merge_mp does to the shards of tensor and pipeline ranks: tests/convert/test_every_origin.py.
 """
 
 import subprocess
@@ -24,22 +25,18 @@ from torch.optim.adamw import adamw
 from cluster import TrainingJob, submission
 from cluster.submission import make_snapshot
 from common.settings import DedupSettings, Experiment, ModelSettings, ScrapeSettings
-from convert.merge_mp import main as merge
 from corpus.clean import main as clean
 from corpus.dedup.shingles import MinHasher, codes, shingle_hash
 from corpus.extract.extractors import extract, load_extractors
 from corpus.index import IndexedDataset
 from corpus.urls import hosts
 from tests.cluster.helpers import settings
-from tests.convert.encoded import assert_equal, truth
-from tests.convert.test_every_origin import megatron
 from tests.helpers import document, prose, read_rejects, read_shard, run_main, write_shard
 from tests.training.helpers import byte_documents, write_corpus
 from tests.training.reference import tiny_model
 from tests.workflow import pipeline
 from training import optimizer
 from training.dataset.corpus import Corpus, Samples, permutation
-from training.inference.load import load_model
 from training.kernels import library
 from training.kernels.build import SOURCES, find_nvcc
 from training.parallel.layout import fuse_residual_norm
@@ -177,10 +174,3 @@ def test_nvcc_compiles_the_cuda_kernels(tmp_path: Path) -> None:
     command = [compiler, "-std=c++17", "-arch=sm_90", "-ptx", "-o", "heads.ptx", str(SOURCES / "heads.cu")]
     subprocess.run(command, cwd=tmp_path, check=True)
     assert ".visible .entry" in (tmp_path / "heads.ptx").read_text()
-
-
-def test_merge_mp_joins_the_shards_of_tensor_and_pipeline_ranks(tmp_path: Path) -> None:
-    megatron(names="core", version=3.0, tensor=2, pipeline=2)(tmp_path / "run")
-    assert len(list(tmp_path.glob("run/*/mp_rank_*"))) == 4
-    assert run_main(merge, "--checkpoint", tmp_path / "run", "--output", tmp_path / "merged") == 0
-    assert_equal(dict(load_model(tmp_path / "merged")[0].named_parameters()), truth())
