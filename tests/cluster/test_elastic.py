@@ -19,6 +19,7 @@ from tests.cluster.helpers import model_folder, settings, slurm_job
 from tests.cluster.test_submit import directives, script, srun
 from tests.helpers import called
 from training import plan
+from workflow.checks import check_model
 
 FOUR = {"tasks_per_node": 4, "min_nodes": 2}
 """Four nodes: tensor 2, data 8, a global batch of 8, which divides over 4, 2 and 1 nodes."""
@@ -115,3 +116,10 @@ def test_status_and_plan_say_how_many_nodes_there_are(tmp_path: Path, fake: Fake
     line = ("--config", config, "--model", "tiny", "--given", "--gpu", "h100")
     layouts = orjson.loads(called(plan.main, *line, "--gpus-per-node", "4", "--json").stdout)["layouts"]
     assert [layout["layout"]["data"] for layout in layouts] == [8, 4]
+
+
+def test_a_dry_run_of_the_workflow_says_how_many_processes_there_may_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_model(settings(tmp_path, executor="slurm", **FOUR), "tiny")
+    assert capsys.readouterr().err == "note: models.tiny: 8 to 16 processes, by cluster.min_nodes\n"

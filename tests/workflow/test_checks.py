@@ -33,6 +33,7 @@ NAMED = """
     clean: {fasttext: [{path: paths, label: x}]}     | clean.fasttext needs fasttext-predict; pip install
     models: {m: {log: {wandb: project}}}             | wandb is not installed: pip install
     models: {m: {data: []}}                          | model.vocab_size is 9, but the vocabulary of the corpus has 50257
+    cluster: {min_nodes: 1}                          | cluster.min_nodes 1 needs cluster.executor slurm
     models: {m: {finetune: folder}}                  | models.m.finetune: folder/config.json: no such file
     models: {m: {finetune: pointer}}                 | pointer/model.safetensors: no safetensors file
 """
