@@ -33,9 +33,10 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, job: Job, name: str) -> Self:
         """Those of the job of model `name`."""
-        if not job.snapshot:
+        path = Path(job.snapshot) / "settings.yaml"
+        if not job.snapshot or not path.is_file():
             return cls([0], 1, 0)
-        settings = load_settings(Path(job.snapshot) / "settings.yaml")
+        settings = load_settings(path)
         return cls(*node_counts(name, settings.models[name], settings.cluster), settings.cluster.shrink_after_minutes)
 
     def describe(self, processes: int) -> str:
