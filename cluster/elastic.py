@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from cluster import slurm
-from cluster.executors import node_counts, node_range
+from cluster.executors import node_counts
 from cluster.jobs import Job, read_job
 from cluster.slurm import QueuedJob
 from common.config import load_settings
@@ -48,26 +48,39 @@ class Sizes(NamedTuple):
 
 
 class Patience:
-    """Has a job wait in the queue for all its nodes, then for fewer."""
+    """Has a job wait in the queue for all its nodes, then for fewer.
+
+    Slurm 22.05 starts a job whose range was changed on its smallest number. So the job is given one
+    number at a time: the largest that the idle nodes allow, and each minute a smaller one, because
+    idle nodes may lack something that the job asks for.
+    """
 
     def __init__(self, job: Job, name: str) -> None:
         self._job, self._name = job, name
         self._sizes = Sizes.of(job, name)
         self._since: float | None = None  # when it was first seen in the queue, since its last start
-        self._asked = ""
+        self._asked = 0
 
     def look(self, queued: QueuedJob | None) -> None:
-        """Change what the job asks for if it is time; call it at every poll."""
+        """Change how many nodes the job asks for if it is time; call it at every poll."""
         if queued is None or queued.state != "PENDING":
-            self._since, self._asked = None, ""
+            self._since, self._asked = None, 0
         elif len(self._sizes.nodes) > 1 and self._sizes.shrink_after:
             self._since = self._since or time.monotonic()
-            wait = time.monotonic() - self._since < 60 * self._sizes.shrink_after
-            nodes = node_range(self._sizes.nodes, wait)
+            nodes = self._wanted((time.monotonic() - self._since) / 60 - self._sizes.shrink_after)
             if nodes != self._asked and slurm.set_nodes(self._job.id, nodes):
                 self._asked = nodes
-                if not wait:
-                    note(f"{self._name}: job {self._job.id} accepts {nodes} nodes from now on")
+                if nodes < self._sizes.nodes[0]:
+                    note(f"{self._name}: job {self._job.id} accepts {nodes} of {self._sizes.nodes[0]} nodes now")
+
+    def _wanted(self, minutes: float) -> int:
+        """The nodes to ask for, `minutes` after the job should accept fewer."""
+        if minutes < 0:
+            return self._sizes.nodes[0]
+        details = slurm.details(self._job.id) or {}
+        idle = slurm.idle_nodes(details.get("Partition", ""))
+        possible = [count for count in self._sizes.nodes if count <= idle] or self._sizes.nodes[-1:]
+        return possible[min(int(minutes), len(possible) - 1)]
 
 
 def grow(folder: Path, name: str) -> str:

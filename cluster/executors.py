@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import submitit
@@ -91,7 +90,7 @@ def slurm_executor(settings: Settings, job: TrainingJob, minutes: int) -> "_Slur
         additional_parameters={
             "signal": f"USR2@{min(cluster.signal_seconds, minutes * 60 // _LONGEST_SIGNAL)}",
             **({"output": log.replace("%t", "0")} if doubled else {}),
-            **({"nodes": node_range(counts, cluster.shrink_after_minutes > 0)} if len(counts) > 1 else {}),
+            **({"nodes": f"{counts[-1]}-{counts[0]}"} if len(counts) > 1 and not cluster.shrink_after_minutes else {}),
             **({} if "no-requeue" in site else {"requeue": True}),
             **{key.replace("-", "_"): value or True for key, value in site.items()},
         },
@@ -165,11 +164,6 @@ def node_counts(name: str, experiment: Experiment, cluster: ClusterSettings) -> 
     """
     _, tasks = nodes_and_tasks(name, experiment, cluster)
     return [count // tasks for count in process_counts(name, experiment, cluster)], tasks
-
-
-def node_range(counts: Sequence[int], wait: bool) -> str:
-    """sbatch's --nodes for a job that may start on any of `counts`, or waits for the most."""
-    return f"{counts[0]}" if wait else f"{counts[-1]}-{counts[0]}"
 
 
 def job_name(settings: Settings, name: str) -> str:

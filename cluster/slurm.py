@@ -188,9 +188,10 @@ def idle_nodes(partition: str) -> int:
     return sum(node.get("State") == "IDLE" and partition in node.get("Partitions", "").split(",") for node in nodes)
 
 
-def set_nodes(job: str, nodes: str) -> bool:
-    """Change the nodes that a job in the queue asks for, such as 2-4; returns whether Slurm did."""
-    answer = _run(["scontrol", "update", f"JobId={job}", f"NumNodes={nodes}"])
+def set_nodes(job: str, nodes: int) -> bool:
+    """Change how many nodes a job of one task per node asks for; returns whether Slurm did."""
+    cpus = int((details(job) or {}).get("CPUs/Task", "1"))
+    answer = _run(["scontrol", "update", f"JobId={job}", f"NumNodes={nodes}", f"NumCPUs={nodes * cpus}"])
     return answer is not None and answer.returncode == 0
 
 

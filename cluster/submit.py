@@ -21,7 +21,7 @@ from pathlib import Path
 from cluster import jobs, slurm
 from cluster.cancel import cancel
 from cluster.elastic import Patience, grow
-from cluster.executors import job_name, node_counts, node_range, nodes_and_tasks, slurm_executor
+from cluster.executors import job_name, node_counts, nodes_and_tasks, slurm_executor
 from cluster.job_end import requeue_dead
 from cluster.jobs import FINAL, Job, State
 from cluster.submission import make_snapshot, remove_marks, start
@@ -70,11 +70,14 @@ def find_job(folder: Path, name: str, settings: Settings) -> Job | None:
 def submit(settings: Settings, name: str, waits: bool = True) -> Job:
     """Start the training job of a model, or return the one that is still alive.
 
-    `waits`: the caller waits for the job, see `Patience`; else the job accepts fewer nodes at once.
+    `waits`: the caller waits for the job, see `Patience`; else it starts on fewer nodes at once.
     Raises ConfigError, before any file is written, for a model that is too large or too slow for
     its machine.
     """
     settings = _checked(settings, name)
+    if not waits:
+        cluster = settings.cluster.model_copy(update={"shrink_after_minutes": 0})
+        settings = settings.model_copy(update={"cluster": cluster})
     folder = settings.model_folder(name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "submit.lock", "w") as guard:
@@ -89,8 +92,6 @@ def submit(settings: Settings, name: str, waits: bool = True) -> Job:
         minutes = settings.models[name].time_limit_minutes
         job = start(settings, _training(name, snapshot), minutes, keep_open=[guard.fileno()])
     counts, tasks = node_counts(name, settings.models[name], settings.cluster)
-    if len(counts) > 1 and settings.cluster.shrink_after_minutes and not waits:
-        slurm.set_nodes(job.id, node_range(counts, wait=False))
     size = describe_counts([count * tasks for count in counts])
     print(f"{name}: submitted job {job.id} ({size}), logs in {job.logs}")
     return job

@@ -299,9 +299,9 @@ class FakeSlurm:
 
     def _scontrol(self, arguments: list[str]) -> Answer:
         *_, verb, number = arguments
-        if verb.startswith("JobId="):
-            number = verb.removeprefix("JobId=")
-            self.change(number, options=[*self.job(number).options, arguments[-1].replace("NumNodes", "--nodes")])
+        if arguments[0] == "update":
+            number = arguments[1].removeprefix("JobId=")
+            self.change(number, options=[*self.job(number).options, arguments[2].replace("NumNodes", "--nodes")])
             return 0, "", ""
         if verb == "show" and number in ("node", "config"):
             return 0, self.nodes if number == "node" else self.config, ""

@@ -27,8 +27,8 @@ FOUR = {"tasks_per_node": 4, "min_nodes": 2}
 
 def elastic_job(folder: Path, fake: FakeSlurm, **values: object) -> Job:
     """A job on four nodes or two, recorded with its snapshot."""
-    kinds = {key: values.pop(key) for key in ("shrink_after_minutes",) if key in values}
-    snapshot = make_snapshot(settings(folder, executor="slurm", **FOUR, **kinds), model_folder(folder))
+    kinds = {key: values.pop(key) for key in ("shrink_after_minutes", "min_nodes") if key in values}
+    snapshot = make_snapshot(settings(folder, executor="slurm", **FOUR | kinds), model_folder(folder))
     job = replace(slurm_job(model_folder(folder), fake, **values), snapshot=str(snapshot))
     write_job(model_folder(folder), job)
     return job
@@ -81,15 +81,31 @@ def test_a_waiting_job_accepts_fewer_nodes_after_its_minutes_and_again_after_a_r
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(elastic.time, "monotonic", lambda: now[0])
-    job = elastic_job(tmp_path, fake, shrink_after_minutes=2, state="PENDING")
+    job = elastic_job(tmp_path, fake, shrink_after_minutes=2, min_nodes=1, state="PENDING")
     patience, seen = Patience(job, "tiny"), []
-    for seconds, state in ((10, "PENDING"), (100, "PENDING"), (140, "PENDING"), (200, "RUNNING"), (300, "PENDING")):
+    fake.nodes = "State=IDLE Partitions=main\n" * 3
+    polls = [(10, "PENDING"), (100, "PENDING"), (140, "PENDING"), (200, "PENDING"), (260, "RUNNING"), (300, "PENDING")]
+    for seconds, state in polls:
         now[0] = seconds
         fake.change(job.id, state=state)
         patience.look(query_jobs([job]).get(job.id))
         seen.append(fake.job(job.id).asked.get("nodes"))
-    assert seen == ["4", "4", "2-4", "2-4", "4"]
-    assert len([call for call in fake.calls("scontrol") if "update" in call]) == 3
+    assert seen == ["4", "4", "2", "1", "1", "4"], (
+        "two of three idle nodes are usable; after a minute without a start, one"
+    )
+    fake.nodes = ""
+    now[0] = 500
+    patience.look(query_jobs([job]).get(job.id))
+    assert fake.job(job.id).asked["nodes"] == "1", "no node is idle: the first that comes"
+
+
+def test_without_a_process_that_waits_a_job_takes_fewer_nodes_at_once(tmp_path: Path, fake: FakeSlurm) -> None:
+    waiting, alone = (settings(tmp_path / name, executor="slurm", **FOUR, shrink_after_minutes=9) for name in "ab")
+    asked = [
+        fake.job(submit.submit(one, "tiny", waits).id).asked["nodes"]
+        for one, waits in ((waiting, True), (alone, False))
+    ]
+    assert asked == ["4", "2-4"]
 
 
 def test_a_running_job_grows_only_when_asked_and_if_enough_nodes_are_idle(tmp_path: Path, fake: FakeSlurm) -> None:

@@ -30,11 +30,16 @@ class Elastic(Training):
     """A training of four processes on as many nodes, two at least."""
 
     def __init__(
-        self, lab: Lab, folder: Path, parallel: dict[str, int] | None = None, tasks_per_node: int = 1, **train: Any
+        self,
+        lab: Lab,
+        folder: Path,
+        parallel: dict[str, int] | None = None,
+        site: dict[str, int] | None = None,
+        **train: Any,
     ) -> None:
         model, layout = {"dropout": 0.0}, parallel or {"data": 4}
         config = make_run(folder, model=model, parallel=layout, train={**BATCH, **train})
-        super().__init__(lab, config, min_nodes=2, partition="low", tasks_per_node=tasks_per_node)
+        super().__init__(lab, config, **{"min_nodes": 2, "partition": "low", **(site or {})})
 
     def until(self, nodes: int) -> None:
         """Wait until it trains on so many nodes, and has made a step there."""
@@ -127,7 +132,10 @@ def grown(training: Training) -> str:
         pytest.param({"data": 4, "zero_stage": 3}, {"optimizer": "muon"}, 3, id="Muon and ZeRO 3"),
         pytest.param({"data": 2, "pipeline": 2}, {}, 2, id="pipeline"),
         pytest.param(
-            {"tensor": 2, "data": 4}, {"global_batch_size": 16, "tasks_per_node": 2}, 2, id="a batch for 4 and 2 nodes"
+            {"tensor": 2, "data": 4},
+            {"global_batch_size": 16, "site": {"tasks_per_node": 2}},
+            2,
+            id="a batch for 4 and 2 nodes",
         ),
     ],
 )
@@ -196,3 +204,17 @@ def test_a_node_that_dies_in_a_save_costs_only_that_save(lab: Lab, tmp_path: Pat
     assert training.finish() == [4, 3]
     loss, weights = training.differences(quiet)
     assert loss < 1e-5 and weights < 1e-4
+
+
+def test_a_job_waits_for_all_nodes_then_takes_what_is_idle_also_after_a_requeue(lab: Lab, tmp_path: Path) -> None:
+    training = Elastic(lab, tmp_path, site={"shrink_after_minutes": 1, "cpus_per_task": 8}, iterations=100)
+    drain(lab, "node4")
+    waiting = lab.start(*training.submit, "--wait", cwd=ROOT)
+    lab.wait(lambda: (training.model / "job.json").exists() and lab.job(training.id)["NumNodes"].startswith("4"))
+    training.until(3)
+    restart(training)
+    lab.wait(lambda: lab.job(training.id)["NumNodes"].startswith("4"))
+    drain(lab, "node4", "resume")
+    lab.wait(lambda: training.state == "finished")
+    assert waiting.wait(60) == 0
+    assert [int(row["nodes"]) for row in read_rows(training.model / "starts.csv")] == [3, 4]
