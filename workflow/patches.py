@@ -159,12 +159,12 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     def lock(self) -> Iterator[None]:
         """Hold the lock of the run until this process ends, and show the progress of jobs.
 
-        Exits with one line if another process has the lock, and after Ctrl-C.
+        Exits with one line if another process has the lock, the run is read-only, or after Ctrl-C.
         """
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked_run(self._settings.run))
-            except InputError as error:
+            except (InputError, OSError) as error:
                 sys.exit(fail(error))
             workflow = self.dag.workflow
             hidden = {Quietness.ALL, Quietness.PROGRESS} & set(workflow.output_settings.quiet or ())
