@@ -15,6 +15,7 @@ The rest listens to the events of Snakemake's log, as its logger plugins do. See
 - Before jobs start or are planned (-n), it says what changed settings make them do again.
 - `-n --quiet` prints the table of jobs.
 - A job that ends with exit code 2 is not tried again: its input or settings are wrong.
+- A target that no rule makes is one line that names the closest one, and exit code 2.
 
 At exit, the errors in the logs of failed jobs are printed last, whatever --quiet hides.
 """
@@ -51,13 +52,14 @@ from common.console import fail, note, say
 from common.errors import USER_ERROR, InputError
 from common.files import first_change, locked_run, read_json
 from common.progress import Running, watch
-from common.settings import Settings
+from common.settings import Settings, closest
 from workflow import redone
 from workflow.runs import is_copy, note_once, place
 
 _RECORDS = "records"
 _interrupted = Event()  # by Ctrl-C
 _ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")
+_NO_RULE = re.compile(r"^No rule to produce (.+) \(if you use input functions", re.MULTILINE)
 _TAIL, _MOST = 65_536, 10  # bytes of a log that are searched, errors that are printed
 
 
@@ -104,6 +106,10 @@ class _Events(logging.Filter):
             if getattr(cause, "returncode", None) == USER_ERROR:
                 running = {job.jobid: job for job in list(workflow.scheduler.running)}
                 dag_jobs.give_up(running[vars(record)["jobid"]])
+        elif event == LogEvent.ERROR and (target := _NO_RULE.search(record.getMessage())):
+            known = (rule.name for rule in workflow.rules if not rule.has_wildcards())
+            hint = closest(target[1], known)
+            sys.exit(fail(InputError(f"no target {target[1]!r}{hint}; snakemake --list-target-rules lists them")))
         return not (_interrupted.is_set() and record.levelno >= logging.ERROR)
 
 

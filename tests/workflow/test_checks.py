@@ -77,7 +77,7 @@ def test_a_run_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     for name, said in {"file": "is not a folder", "file/x": "file is not a folder", "link": "is not a folder"}.items():
         with pytest.raises(ConfigError, match=f"^run: {tmp_path / name}: .*{said}"):
             check_run(Settings(run=tmp_path / name, urls=["x"]))
-    with pytest.raises(ConfigError, match="^run: /proc/a/b: cannot be made in /proc: "):
+    with pytest.raises(ConfigError, match=r"^run: /proc/a/b: cannot be made in /proc: "):
         check_run(Settings(run="/proc/a/b", urls=["x"]))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
 

@@ -120,6 +120,15 @@ def test_bad_input_ends_a_job_at_once_and_leaves_the_results_that_exist(tmp_path
     assert (tmp_path / "ran_again").read_text() == "\n\n" and results[1].read_text() == "new\n", "tried again"
 
 
+def test_a_misspelt_target_names_the_closest_one(tmp_path: Path) -> None:
+    configure(tmp_path, FAILING)
+    for name, said in {"agian": "'agian' (did you mean 'again'?)", "results/x/bda.txt": "'results/x/bda.txt'"}.items():
+        done = snakemake(tmp_path, name, "-n", "--quiet")
+        assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(f"error: no target {said}; "), (
+            done.stderr
+        )
+
+
 def start(folder: Path) -> "tuple[subprocess.Popen[bytes], list[str]]":
     """Snakemake on a terminal, and what it has written there, END last."""
     command, shown = [sys.executable, "-m", "snakemake", "--cores", "1", "--rerun-incomplete"], list[str]()
