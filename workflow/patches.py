@@ -5,7 +5,9 @@ Three of its names are replaced, because 9.27.1, the newest release, has no publ
 - `FilePersistence`: the records of what each result was made with lie in RUN/records, with paths
   relative to the run, so that a run may be copied or renamed. The kernel locks a run, so that no
   lock outlives a killed Snakemake; meanwhile, bars show the progress of jobs, and Ctrl-C ends it
-  with one line. See `RunRecords`. `--persistence-backend` chooses from a closed list.
+  with one line. Its other files are temporary: the working folder may be read-only. See
+  `RunRecords`. `--persistence-backend` chooses from a closed list, and no option moves `.snakemake`
+  without moving the working folder.
 - `Job.remove_existing_output`, `Job.postprocess`: results of an earlier run stay until a job
   replaces them, because our commands write them whole or not at all. The flag `update` would copy
   each result first, and `--keep-incomplete` records a failed job as done.
@@ -151,7 +153,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     _PARTS = (".pairs", ".edges")  # of dedup's work: their number changes no result
 
     def __init__(self, settings: Settings, **named: Any) -> None:
-        super().__init__(**named)
+        super().__init__(**named | {"path": named["dag"].workflow.snakemake_tmp_dir / "persistence"})
         self._settings, self._inside = settings, f"{settings.run}/"
         self._metadata_path = str(settings.run / _RECORDS / "metadata")
         self._incomplete_path = str(settings.run / _RECORDS / "incomplete")
@@ -173,6 +175,8 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
             except (InputError, OSError) as error:
                 sys.exit(fail(error))
             workflow = self.dag.workflow
+            if not workflow.logger_manager.logfile_handlers:  # the working folder is read-only
+                workflow.logger_manager.setup_logfile(workdir=self._settings.run)
             hidden = {Quietness.ALL, Quietness.PROGRESS} & set(workflow.output_settings.quiet or ())
             try:
                 with nullcontext() if hidden else watch(partial(running_steps, self.dag)):
