@@ -95,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = parser.add_argument("command", metavar="COMMAND", help="one of the commands above")
     vars(command)["completer"] = lambda **_: list(COMMANDS)  # read by argcomplete
     parser.parse_args(given[:1])
-    parser.error(f"no command {name!r}{closest(name, COMMANDS)}")
+    ends = {command.rpartition(".")[2]: command for command in COMMANDS}  # a module's name, or half of a command's
+    parser.error(f"no command {name!r}{closest(ends.get(name.rpartition('.')[2], name), COMMANDS)}")
 
 
 if __name__ == "__main__":

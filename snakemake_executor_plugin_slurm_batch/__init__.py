@@ -11,6 +11,7 @@ from cluster.corpus_jobs.executor import Executor, ExecutorSettings, common_sett
 from common.config import read_yaml
 from common.console import fail
 from common.errors import ToolkitError
+from common.user import name_user
 
 __all__ = ["Executor", "ExecutorSettings", "common_settings"]
 
@@ -29,4 +30,6 @@ def _load_configfile(path: Path) -> Any:
         raise
 
 
-types.load_configfile = _load_configfile  # Snakemake imports its plugins before it reads a configuration
+# Snakemake imports its plugins before it asks for the user's home or reads a configuration
+name_user()
+types.load_configfile = _load_configfile

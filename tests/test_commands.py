@@ -32,6 +32,8 @@ def test_the_console_command_lists_every_command_and_runs_one(command: Command) 
     assert listed == list(COMMANDS) and "corpus.clean" in listed
     assert console("--version").stdout.strip() == version("urls-to-gpt2")
     assert_one_line_error(console("corpus.clan"), "urls-to-gpt2: error: no command", "did you mean 'corpus.clean'?")
+    for name in ("show", "workflow.provenance.show"):
+        assert_one_line_error(console(name), "did you mean 'corpus.show'?")
     ran = command("common.commands", "corpus.clean", "--input", "none.zst", "--output", "out.zst")
     assert_one_line_error(ran, "none.zst")
 

@@ -49,7 +49,12 @@ def test_every_promise_has_a_quick_test_close_to_the_code_and_another_that_may_b
 
 def test_every_message_that_the_troubleshooting_page_quotes_is_in_the_code() -> None:
     foreign = {"snakemake: command not found", "No space left on device", "Disk quota exceeded", "Permission denied"}
-    foreign |= {"Nodes required for job are DOWN, …", "launch failed requeued held", "Nothing to be done"}
+    foreign |= {
+        "Nodes required for job are DOWN, …",
+        "launch failed requeued held",
+        "Nothing to be done",
+        "No module named report",
+    }
     packages = [path.parent.name for path in ROOT.glob("[a-z]*/__init__.py") if path.parent.name != "tests"]
     files = [ROOT / "Makefile", *(path for package in packages for path in (ROOT / package).rglob("*.py"))]
     sources = "\n".join(path.read_text(encoding="utf-8") for path in files)

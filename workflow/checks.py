@@ -3,10 +3,12 @@
 `check_parsed` runs when the Snakefile is parsed, the others when a job that needs them is planned.
 """
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import steps
@@ -26,11 +28,25 @@ from workflow.runs import load_run, note_once, read_takedown
 
 def check_parsed(settings: Settings) -> None:
     """Check what every target of the run needs. Raises ToolkitError."""
+    check_run(settings)
     check_crawl(settings)
     check_takedown(settings)
     check_base(settings)
     check_names(settings)
     check_files(settings)
+
+
+def check_run(settings: Settings) -> None:
+    """Raise ConfigError if the run is no folder, or cannot become one."""
+    run = settings.run
+    nearest = next(path for path in (run, *run.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise ConfigError(f"run: {run}: {nearest} is not a folder; name another one")
+    if nearest != run:
+        try:  # permissions alone do not tell: root may write to /sys, where no folder can be made
+            TemporaryDirectory(dir=nearest).cleanup()
+        except OSError as error:
+            raise ConfigError(f"run: {run}: cannot be made in {nearest}: {error.strerror}; name another one") from None
 
 
 def crawl_layout(settings: Settings) -> Path:

@@ -5,7 +5,9 @@ Three of its names are replaced, because 9.27.1, the newest release, has no publ
 - `FilePersistence`: the records of what each result was made with lie in RUN/records, with paths
   relative to the run, so that a run may be copied or renamed. The kernel locks a run, so that no
   lock outlives a killed Snakemake; meanwhile, bars show the progress of jobs, and Ctrl-C ends it
-  with one line. See `RunRecords`. `--persistence-backend` chooses from a closed list.
+  with one line. Its other files are temporary: the working folder may be read-only. See
+  `RunRecords`. `--persistence-backend` chooses from a closed list, and no option moves `.snakemake`
+  without moving the working folder.
 - `Job.remove_existing_output`, `Job.postprocess`: results of an earlier run stay until a job
   replaces them, because our commands write them whole or not at all. The flag `update` would copy
   each result first, and `--keep-incomplete` records a failed job as done.
@@ -15,6 +17,7 @@ The rest listens to the events of Snakemake's log, as its logger plugins do. See
 - Before jobs start or are planned (-n), it says what changed settings make them do again.
 - `-n --quiet` prints the table of jobs.
 - A job that ends with exit code 2 is not tried again: its input or settings are wrong.
+- A target that no rule makes is one line that names the closest one, and exit code 2.
 
 At exit, the errors in the logs of failed jobs are printed last, whatever --quiet hides.
 """
@@ -51,13 +54,14 @@ from common.console import fail, note, say
 from common.errors import USER_ERROR, InputError
 from common.files import first_change, locked_run, read_json
 from common.progress import Running, watch
-from common.settings import Settings
+from common.settings import Settings, closest
 from workflow import redone
 from workflow.runs import is_copy, note_once, place
 
 _RECORDS = "records"
 _interrupted = Event()  # by Ctrl-C
 _ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")
+_NO_RULE = re.compile(r"^No rule to produce (.+) \(if you use input functions", re.MULTILINE)
 _TAIL, _MOST = 65_536, 10  # bytes of a log that are searched, errors that are printed
 
 
@@ -104,6 +108,10 @@ class _Events(logging.Filter):
             if getattr(cause, "returncode", None) == USER_ERROR:
                 running = {job.jobid: job for job in list(workflow.scheduler.running)}
                 dag_jobs.give_up(running[vars(record)["jobid"]])
+        elif event == LogEvent.ERROR and (target := _NO_RULE.search(record.getMessage())):
+            known = (rule.name for rule in workflow.rules if not rule.has_wildcards())
+            hint = closest(target[1], known)
+            sys.exit(fail(InputError(f"no target {target[1]!r}{hint}; snakemake --list-target-rules lists them")))
         return not (_interrupted.is_set() and record.levelno >= logging.ERROR)
 
 
@@ -145,7 +153,7 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     _PARTS = (".pairs", ".edges")  # of dedup's work: their number changes no result
 
     def __init__(self, settings: Settings, **named: Any) -> None:
-        super().__init__(**named)
+        super().__init__(**named | {"path": named["dag"].workflow.snakemake_tmp_dir / "persistence"})
         self._settings, self._inside = settings, f"{settings.run}/"
         self._metadata_path = str(settings.run / _RECORDS / "metadata")
         self._incomplete_path = str(settings.run / _RECORDS / "incomplete")
@@ -159,14 +167,16 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     def lock(self) -> Iterator[None]:
         """Hold the lock of the run until this process ends, and show the progress of jobs.
 
-        Exits with one line if another process has the lock, and after Ctrl-C.
+        Exits with one line if another process has the lock, the run is read-only, or after Ctrl-C.
         """
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked_run(self._settings.run))
-            except InputError as error:
+            except (InputError, OSError) as error:
                 sys.exit(fail(error))
             workflow = self.dag.workflow
+            if not workflow.logger_manager.logfile_handlers:  # the working folder is read-only
+                workflow.logger_manager.setup_logfile(workdir=self._settings.run)
             hidden = {Quietness.ALL, Quietness.PROGRESS} & set(workflow.output_settings.quiet or ())
             try:
                 with nullcontext() if hidden else watch(partial(running_steps, self.dag)):

@@ -10,6 +10,7 @@ from types import FrameType
 from common import job_log
 from common.console import discard, fail
 from common.errors import InputError, ToolkitError
+from common.user import name_user
 
 
 def refuse_other_copy(folder: Path) -> None:
@@ -32,6 +33,7 @@ def run(main: Callable[[], int], signals: bool = True) -> int:
     SIGTERM and SIGHUP raise an exception inside `main`, unless `signals` is False or they are
     handled or ignored already (submitit, nohup).
     """
+    name_user()
     code = 1
     with _raising_signals(signals) as received:
         try:

@@ -11,7 +11,7 @@ from common.errors import ConfigError, ToolkitError
 from common.settings import Settings
 from corpus.text.filters import filters
 from tests.workflow.test_base import finished
-from workflow.checks import check_base, check_crawl, check_evaluation, check_files, check_model, check_names
+from workflow.checks import check_base, check_crawl, check_evaluation, check_files, check_model, check_names, check_run
 from workflow.snakefile import prepare_run, settings_for_workflow
 
 NAMED = """
@@ -67,6 +67,19 @@ def test_everything_that_a_configuration_names_is_checked_before_a_job(
             check_evaluation(settings)
             check_model(settings, "m")
         assert said.strip() in str(error.value) and "\n" not in str(error.value), change
+
+
+def test_a_run_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "none")
+    for run in (tmp_path, tmp_path / "a/b"):
+        check_run(Settings(run=run, urls=["x"]))
+    for name, said in {"file": "is not a folder", "file/x": "file is not a folder", "link": "is not a folder"}.items():
+        with pytest.raises(ConfigError, match=f"^run: {tmp_path / name}: .*{said}"):
+            check_run(Settings(run=tmp_path / name, urls=["x"]))
+    with pytest.raises(ConfigError, match=r"^run: /proc/a/b: cannot be made in /proc: "):
+        check_run(Settings(run="/proc/a/b", urls=["x"]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
 
 
 def test_a_base_that_cannot_be_extended_is_refused_before_any_job(tmp_path: Path) -> None:

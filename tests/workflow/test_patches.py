@@ -120,6 +120,28 @@ def test_bad_input_ends_a_job_at_once_and_leaves_the_results_that_exist(tmp_path
     assert (tmp_path / "ran_again").read_text() == "\n\n" and results[1].read_text() == "new\n", "tried again"
 
 
+def test_a_working_folder_in_which_nothing_can_be_written_serves_a_run_elsewhere(tmp_path: Path) -> None:
+    work, run = tmp_path / "work", tmp_path / "run"
+    work.mkdir()
+    configure(work, COPIED, str(run))
+    (work / ".snakemake").touch()  # a folder cannot be made there, not even by root
+    before = sorted(work.iterdir())
+    planned = rules(work, "-n")
+    assert not run.exists()
+    assert rules(work) == planned == {"a", "b", "changed", *(Path(name).stem for name in NOT_KNOWN)}
+    assert len(list(run.glob(".snakemake/log/*.log"))) == 1 and sorted(work.iterdir()) == before
+    assert rules(work) == set(), "it has records"
+
+
+def test_a_misspelt_target_names_the_closest_one(tmp_path: Path) -> None:
+    configure(tmp_path, FAILING)
+    for name, said in {"agian": "'agian' (did you mean 'again'?)", "results/x/bda.txt": "'results/x/bda.txt'"}.items():
+        done = snakemake(tmp_path, name, "-n", "--quiet")
+        assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(f"error: no target {said}; "), (
+            done.stderr
+        )
+
+
 def start(folder: Path) -> "tuple[subprocess.Popen[bytes], list[str]]":
     """Snakemake on a terminal, and what it has written there, END last."""
     command, shown = [sys.executable, "-m", "snakemake", "--cores", "1", "--rerun-incomplete"], list[str]()

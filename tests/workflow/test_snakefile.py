@@ -70,7 +70,12 @@ def test_a_wrong_configuration_stops_snakemake_before_any_job(tmp_path: Path) ->
     for name in (*LINKED, "config.yaml"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "tab.yaml").write_text("run: x\n\tsources: []")
-    wrong = (("--config", "shards=0"), "config.yaml: shards: "), (("--configfile", "tab.yaml"), "tab.yaml:2: not valid")
+    (tmp_path / "file.yaml").write_text("run: tab.yaml\nsources: [{path: tab.yaml}]")
+    wrong: tuple[tuple[tuple[str, ...], str], ...] = (
+        (("--config", "shards=0"), "config.yaml: shards: "),
+        (("--configfile", "tab.yaml"), "tab.yaml:2: not valid"),
+        (("-n", "--configfile", "file.yaml"), "run: tab.yaml: "),
+    )
     for given, said in wrong:
         result = snakemake(tmp_path, "all", *given)
         (line,) = [line for line in result.stderr.splitlines() if "profile" not in line]
