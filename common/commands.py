@@ -1,8 +1,9 @@
 """The console command: `urls-to-gpt2 COMMAND …` runs the module of a command as `python -m` does.
 
-    urls-to-gpt2 init runs urls-to-gpt2 corpus.clean --input pages.jsonl.zst --output
-    clean.jsonl.zst urls-to-gpt2 corpus.clean --help eval "$(register-python-argcomplete
-    urls-to-gpt2)"    # in ~/.bashrc: completes commands and options
+    urls-to-gpt2 init runs
+    urls-to-gpt2 corpus.clean --input pages.jsonl.zst --output clean.jsonl.zst
+    urls-to-gpt2 corpus.clean --help
+    eval "$(register-python-argcomplete urls-to-gpt2)"   # in ~/.bashrc: Tab completes
 
 The commands, each with its module in brackets if that has another name:
 
