@@ -213,7 +213,9 @@ def test_a_job_waits_for_all_nodes_then_takes_what_is_idle_also_after_a_requeue(
     lab.wait(lambda: (training.model / "job.json").exists() and lab.job(training.id)["NumNodes"].startswith("4"))
     training.until(3)
     restart(training)
-    lab.wait(lambda: lab.job(training.id)["NumNodes"].startswith("4"))
+    lab.wait(
+        lambda: lab.job(training.id)["NumTasks"] == "4"
+    )  # one per node, although NumNodes is that of its last start
     drain(lab, "node4", "resume")
     lab.wait(lambda: training.state == "finished")
     assert waiting.wait(60) == 0
