@@ -122,7 +122,8 @@ class Trainer:
     def _report(self, step: StepResult) -> None:
         """Log lines and a row if due; the heartbeat's progress and the saved journal always."""
         iteration, train = self.progress.iteration, self.session.experiment.train
-        if iteration == train.iterations or iteration % train.log_interval == 0:
+        every = min(train.log_interval, max(1, train.iterations // 10))  # short runs have a curve, too
+        if iteration in (1, train.iterations) or iteration % every == 0:
             self.logger.report(iteration, self.progress.consumed_samples, self.guard.scale)
         figures = {"done": iteration, **({"loss": round(step.loss, 4)} if step.targets else {})}
         figures["seconds_left"] = round(self.logger.seconds_left(iteration))

@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,11 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import steps
-from common.errors import ConfigError
+from common.errors import ConfigError, InputError
 from common.files import REMOVED_IDS, read_json, sha256, shard_paths
 from common.settings import Settings, TokenizeSettings, closest
 from common.tokenizer import Tokenizer
 from common.vocabulary import vocabulary_files
+from training.dataset import epochs
 from training.huggingface.config import check_finetune
 from training.metrics.boards import check_boards
 from training.model_folder import is_finished, newest_iteration
@@ -160,6 +162,8 @@ def _read_tokenizer(tokenize: TokenizeSettings) -> Tokenizer:
 def check_model(settings: Settings, name: str) -> None:
     """Check what training needs besides data: memory, vocabulary, initial weights, W&B.
 
+    If the data are there already, a note says whether they would be read too often.
+
     Raises ToolkitError, also if the model is finished with other settings.
     """
     if is_finished(settings, name):
@@ -179,6 +183,9 @@ def check_model(settings: Settings, name: str) -> None:
     start = model.finetune
     if start and not start.is_relative_to(settings.run) and not newest_iteration(settings.model_folder(name)):
         check_finetune(model.model, name, start, tokenizer)
+    with suppress(InputError):  # the run makes it yet, or the training says what is wrong with it
+        if repeats := epochs.of_datasets(settings.models[name], name, settings.datasets(name)):
+            note_once(f"models.{name}: {repeats}")
 
 
 def check_contact(settings: Settings) -> None:

@@ -157,7 +157,8 @@ class TrainSettings(Section):
     readers: Annotated[int, Field(gt=0, le=1024)] = 2
     """Threads per process that read batches ahead."""
     log_interval: PositiveInt = 100
-    """Iterations between two log lines."""
+    """Iterations between two log lines, each a row of train.csv; a tenth of train.iterations if
+    that is fewer. The first and the last iteration have one, too."""
     eval_interval: Annotated[
         PositiveInt, Need("a validation share in train.split", lambda train: split_shares(train.split)[1])
     ] = 1000

@@ -8,8 +8,9 @@ import yaml
 
 from common.config import merged
 from common.errors import ConfigError, ToolkitError
-from common.settings import Settings
+from common.settings import Settings, TrainTokenizerSettings
 from corpus.text.filters import filters
+from tests.training.helpers import byte_documents, settings_of, write_config, write_corpus
 from tests.workflow.test_base import finished
 from workflow.checks import check_base, check_crawl, check_evaluation, check_files, check_model, check_names, check_run
 from workflow.snakefile import prepare_run, settings_for_workflow
@@ -119,3 +120,18 @@ def test_a_crawl_of_another_number_of_shards_stops_the_run_until_it_is_moved_awa
             check_crawl(settings)
     (base.run / "pages").rename(base.run / "pages-2")
     check_crawl(four)
+
+
+def test_a_text_that_would_be_read_too_often_is_noted_once_there_is_a_dataset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_of(write_config(tmp_path, {}, {}, {"iterations": 5000}))
+    settings = settings.model_copy(update={"train_tokenizer": TrainTokenizerSettings(vocab_size=257)})
+    check_model(settings, "tiny")
+    assert capsys.readouterr().err == ""
+    write_corpus(settings.dataset_prefix, byte_documents(60))
+    for _ in range(2):  # Snakemake asks again
+        check_model(settings, "tiny")
+    told = capsys.readouterr().err
+    assert told.startswith("note: models.tiny: the text is read ") and told.count("\n") == 1
+    assert "set models.tiny.train.iterations to " in told

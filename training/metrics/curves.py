@@ -27,7 +27,7 @@ TRAIN_COLUMNS = (
     "non_finite",  # steps since the previous row with a NaN or infinite loss or gradient
     "tflops",  # per device, see training.planning.speed
     "mfu",  # share of the device's peak; empty if the peak is not known
-    "memory_mb",  # peak so far over all ranks
+    "memory_mb",  # peak so far, in 2^20 bytes, of the fullest rank: reserved on a GPU, resident on a CPU
     "adamw_learning_rate",  # of the parameters that are not Muon's, if train.adamw_lr sets another one
 )
 VALID_COLUMNS = ("iteration", "consumed_samples", "loss", "perplexity")

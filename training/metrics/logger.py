@@ -2,7 +2,7 @@
 
     with MetricsLogger(folder, session) as logger:
         logger.record_step(step.loss, step.grad_norm, step.taken, rate, waited)  # every step
-        logger.report(iteration, consumed_samples, loss_scale)  # every log_interval
+        logger.report(iteration, consumed_samples, loss_scale)  # when a row is due
         logger.report_validation(iteration, consumed_samples, loss)
         logger.state()  # saved with a checkpoint
 

@@ -14,6 +14,7 @@ from common.settings.training import DOCUMENT_RULES
 from common.tokenizer import Tokenizer
 from common.vocabulary import vocabulary_files
 from training.dataset.blend import MAX_PERIOD, Splits, open_splits
+from training.dataset.epochs import too_many_epochs
 from training.huggingface.config import check_finetune
 from training.launch.device import threads_of
 from training.model_folder import checkpoint_folders, newest_iteration
@@ -93,6 +94,8 @@ class Plan:
             "run": f"{train.iterations:,} iterations{f', {left:,} left' * bool(done)}, {samples:,} samples, "
             f"{samples * model.seq_len:,} tokens",
         }
+        if repeats := too_many_epochs(train, self.name, self.data.train, samples):
+            rows["epochs"] = repeats
         if experiment.without_effect:
             rows["no effect"] = ", ".join(experiment.without_effect)
         if all(getattr(train, rule) for rule in DOCUMENT_RULES):

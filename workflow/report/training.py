@@ -143,10 +143,9 @@ def curve_rows(model: Model) -> list[dict[str, Any]]:
 
 def comparisons(model: Model) -> list[tuple[str, str, str]]:
     """(name, planned, used) of layout, memory, speed, time and starts, where both are known."""
-    plan, experiment, peak = model.plan or {}, model.experiment, _peak(model)
+    plan, experiment, memory = model.plan or {}, model.experiment, memory_use(model)
     source = (model.merged or {}).get("source", {}).get("layout", "")
-    planned = {key: plan[key] for key in ("memory_bytes", "tokens_per_second", "seconds") if plan.get(key)}
-    memory = f"{planned['memory_bytes'] / _GIB:.2f} GiB" if "memory_bytes" in planned else ""
+    planned = {key: plan[key] for key in ("tokens_per_second", "seconds") if plan.get(key)}
     speed = number(float(planned["tokens_per_second"])) if "tokens_per_second" in planned else ""
     seen = model.train.values("tokens_per_second")
     middle = float(np.nanmedian(seen)) if np.isfinite(seen).any() else 0.0
@@ -155,7 +154,7 @@ def comparisons(model: Model) -> list[tuple[str, str, str]]:
     time = duration(planned["seconds"]) if "seconds" in planned else ""
     rows = [
         ("layout", plan.get("layout") or (experiment.parallel.factors if experiment else ""), source),
-        ("memory per process", memory, f"{peak / _GIB:.2f} GiB at most" if peak else ""),
+        *([("memory per GPU", f"{memory[0] / _GIB:.2f} GiB", f"{memory[1] / _GIB:.2f} GiB at most")] if memory else []),
         ("tokens per second", speed, f"{number(middle)} in the median{share}" if middle else ""),
         ("time of the iterations", time, duration(model.seconds) if model.seconds else ""),
         *([("starts", "1", str(len(model.starts)))] if len(model.starts) > 1 else []),
@@ -163,22 +162,28 @@ def comparisons(model: Model) -> list[tuple[str, str, str]]:
     return [row for row in rows if all(row[1:])]
 
 
-def _peak(model: Model) -> float:
-    """Peak memory over all processes, in bytes."""
-    used = model.train.values("memory_mb")
-    return float(np.nanmax(used)) * 1e6 if np.isfinite(used).any() else 0.0
+def memory_use(model: Model) -> tuple[float, float] | None:
+    """Predicted and measured peak of what a training allocates on a GPU, in bytes; or None.
+
+    Without CUDA's context; NCCL's buffers are in the prediction alone. None on CPUs: train.csv has
+    the resident memory of the process there, with all libraries and mapped files.
+    """
+    planned, used = (model.plan or {}).get("memory") or {}, model.train.values("memory_mb")
+    if not planned or not np.isfinite(used).any() or (model.card or {}).get("device", "CPU") == "CPU":
+        return None
+    return sum(planned.values()) - planned.get("context", 0), float(np.nanmax(used)) * 2**20
 
 
 def memory_chart(models: Sequence[Model]) -> list[Bar]:
-    """Predicted memory by part, and measured memory, of each model; without the context's."""
+    """Predicted memory of each model by part, and the measured one if they are comparable."""
     bars = []
     for model in models:
         if parts := dict((model.plan or {}).get("memory") or {}):
             context = parts.pop("context", 0)
-            counted = context if (model.card or {}).get("device") == "CPU" else 0  # in what is used
-            used = f"{readable_bytes(max(0, _peak(model) - counted))} used at most"
             named = [(f"{part} {readable_bytes(held)}", held) for part, held in parts.items()]
             predicted = f"{readable_bytes(sum(parts.values()))} per process predicted"
             bars.append(Bar(f"{model.name}: {predicted}, and {readable_bytes(context)} for the process itself", named))
-            bars.append(Bar(f"{model.name}: {used}", [(used, max(0, _peak(model) - counted))]))
+        if memory := memory_use(model):
+            used = f"{readable_bytes(memory[1])} used at most"
+            bars.append(Bar(f"{model.name}: {used}", [(used, memory[1])]))
     return bars

@@ -1,14 +1,15 @@
 """Each section says what the files of the run say."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.workflow.report.fake_run import BEGAN, finished_run
 from workflow.report.__main__ import render
-from workflow.report.models import trained_models
+from workflow.report.models import Curve, trained_models
 from workflow.report.timing import Job, Work, timeline
-from workflow.report.training import comparisons
+from workflow.report.training import comparisons, memory_chart
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ PARTS = """
     corpus     | <td>lambada</td><td>3</td><td>2</td>
     corpus     | similarity to the kept one is 0.71
     layout     | activations 95.4 MiB
-    layout     | tiny: 11.9 MiB used at most
+    layout     | tiny: 248.0 MiB per process predicted, and 381.5 MiB for the process itself
     layout     | layout  one &lt;process&gt;
     checkpoint | 8,551,096
     checkpoint | xxh3_of_the_weights
@@ -85,9 +86,20 @@ def test_the_plan_stands_beside_what_was_used(run: Path) -> None:
     (model,) = trained_models(run)
     rows = {name: (planned, used) for name, planned, used in comparisons(model)}
     assert rows["layout"] == ("tensor 2", "tensor 2 used")
-    assert rows["memory per process"] == ("0.24 GiB", "0.38 GiB at most")
     assert rows["tokens per second"][0] == "15,000"
     assert rows["starts"] == ("1", "2") and "batch" not in rows
+
+
+def test_memory_is_compared_on_gpus_alone(run: Path) -> None:
+    """On a CPU train.csv has the resident memory, most of which no prediction is about."""
+    (on_cpu,) = trained_models(run)
+    on_gpu = replace(on_cpu, card={"device": "NVIDIA H100 80GB HBM3"})
+    unmeasured = replace(on_gpu, train=Curve({"iteration": on_cpu.train.values("iteration")}))
+    for model, compared in ((on_cpu, False), (on_gpu, True), (unmeasured, False)):
+        rows = {name: values for name, *values in comparisons(model)}
+        assert rows.get("memory per GPU") == (["0.24 GiB", "0.40 GiB at most"] if compared else None)
+        used = [bar.above for bar in memory_chart([model])][1:]
+        assert used == ["tiny: 412.5 MiB used at most"] * compared, "no bar of a figure that was not measured"
 
 
 def test_the_timeline_is_that_of_the_logs(run: Path) -> None:
