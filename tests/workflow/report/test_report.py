@@ -77,6 +77,15 @@ def test_runs_beside_each_other_show_what_differs(tmp_path: Path) -> None:
     assert "dropped: timeout" not in page and "a: tiny training" in page and "b: tiny training" in page
 
 
+def test_the_models_of_a_run_that_trained_none_are_named(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run", models=())
+    assert "No model was trained" not in render(run)
+    model = "{model: {n_layer: 1, n_head: 1, n_embd: 8}, train: {iterations: 1}}"
+    with (run / "config.yaml").open("a") as config:
+        config.write(f"models: {{small: {model}, large: {model}}}\n")
+    assert "No model was trained; configured: small, large." in render(run)
+
+
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     output = tmp_path / "report.html"
     (tmp_path / "empty").mkdir()
