@@ -19,6 +19,11 @@ onsuccess:
     snakefile.print_results(workflow)
 
 
+def models_of_all(wildcards):
+    check(checks.check_choice)
+    return expand(rules.merge.output, model=settings.models_of_all)
+
+
 rule all:
     default_target: True
     input:
@@ -26,4 +31,4 @@ rule all:
         rules.report.input,
         rules.report.output,
         rules.merge_index.output if CORPUS else [],
-        expand(rules.merge.output, model=settings.train_models),
+        models_of_all,

@@ -94,7 +94,7 @@ def _query(jobs: Sequence[Job], arrays: Sequence[str]) -> tuple[Mapping[str, Que
 def _models(run: Path, settings: Settings | None) -> list[Path]:
     """The model folders of a run, planned or existing."""
     existing = [path for path in sorted((run / "models").glob("*")) if path.is_dir()]
-    planned = [settings.model_folder(name) for name in settings.train_models] if settings else []
+    planned = [settings.model_folder(name) for name in settings.models_of_all] if settings else []
     return list(dict.fromkeys([*planned, *existing]))
 
 

@@ -7,6 +7,7 @@ import shlex
 import tokenize
 from pathlib import Path
 
+import pytest
 import yaml
 from snakemake.cli import get_argument_parser
 
@@ -24,6 +25,12 @@ def test_every_file_that_the_architecture_and_the_gate_name_exists() -> None:
     found |= set(re.findall(r"\btests/[\w/.]+", (ROOT / ".ci/run").read_text(encoding="utf-8")))
     named = [name for name in found if not name.startswith("results/")]
     assert len(named) > 100 and [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_site_has_no_file_that_python_compiles() -> None:
+    config = pytest.importorskip("mkdocs.config").load_config(str(ROOT / "mkdocs.yml"))
+    assert config["exclude_docs"].match_file("__pycache__/site_hooks.cpython-311.pyc")
+    assert not config["exclude_docs"].match_file("quickstart.md")
 
 
 def _is_quick(file: str) -> dict[str, bool]:

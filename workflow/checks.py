@@ -159,6 +159,18 @@ def _read_tokenizer(tokenize: TokenizeSettings) -> Tokenizer:
     return tokenizer
 
 
+def check_choice(settings: Settings) -> None:
+    """Raise ConfigError if `all` cannot know what to train; print a note if it trains none."""
+    names = list(settings.models)
+    if settings.train_models is None and len(names) > 1:
+        raise ConfigError(
+            f"several models ({', '.join(names)}) and no train_models: set `train_models: [{names[0]}]` in the "
+            f"configuration, or use the target train_{names[0]} instead of all"
+        )
+    if names and not settings.models_of_all:
+        note_once(f"train_models is []: all trains no model; configured: {', '.join(names)}")
+
+
 def check_model(settings: Settings, name: str) -> None:
     """Check what training needs besides data: memory, vocabulary, initial weights, W&B.
 

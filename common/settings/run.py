@@ -27,8 +27,10 @@ def closest(name: str, known: Iterable[str]) -> str:
 class Settings(CorpusSettings):
     """One run: URL lists or existing text, one corpus, any number of models."""
 
-    train_models: list[str] = []
-    """Models that `snakemake all` trains; every other model has its target `train_<name>`."""
+    train_models: list[str] | None = None
+    """Models that `snakemake all` trains; `[]` for none. Without the key it trains the only model,
+    and stops if there are several. Every model has its target `train_<name>`.
+    """
     models: dict[str, Experiment] = {}
     """Models by name."""
     cluster: ClusterSettings = ClusterSettings()
@@ -55,7 +57,7 @@ class Settings(CorpusSettings):
 
     @model_validator(mode="after")
     def _trained_models_exist(self) -> Self:
-        for name in self.train_models:
+        for name in self.models_of_all:
             if name not in self.models:
                 raise ValueError(self._no_model(name))
             size, model = self.train_tokenizer.vocab_size, self.models[name]
@@ -65,6 +67,12 @@ class Settings(CorpusSettings):
                     "make them equal"
                 )
         return self
+
+    @property
+    def models_of_all(self) -> list[str]:
+        """The models that `snakemake all` trains; none while `train_models` has to choose."""
+        only = list(self.models) if len(self.models) == 1 else []
+        return only if self.train_models is None else self.train_models
 
     def cluster_of(self, model: str) -> ClusterSettings:
         """The cluster settings of a model's jobs; `cluster` for an unknown name."""

@@ -52,7 +52,7 @@ WRONG = [
     ("tiny: {parallel: {schedule: interleaved_1f1b}}", "pipeline 2 or more"),
     ("tiny: {parallel: {pipeline: 2, virtual_stages: 1, schedule: interleaved_1f1b}}", "virtual_stages"),
     ("train_tokenizer: {vocab_size: 256}", "train_tokenizer.vocab_size: 257"),
-    ("{train_tokenizer: {vocab_size: 300}, train_models: [tiny]}", "models.tiny.model.vocab_size is 50257"),
+    ("train_tokenizer: {vocab_size: 300}", "models.tiny.model.vocab_size is 50257"),
     ("models: {'a b': {model: {n_layer: 1, n_head: 4, n_embd: 8}, train: {iterations: 1}}}", "'a b'"),
 ]  # fmt: skip
 
@@ -68,7 +68,10 @@ def test_a_wrong_key_is_named_in_one_line(tmp_path: Path, change: str, said: str
 
 
 def test_the_resolved_configuration_reads_back_as_itself_and_names_a_trained_vocabulary(tmp_path: Path) -> None:
-    for path in [ROOT / "config.yaml", written(tmp_path, SMALL + "train_tokenizer: {vocab_size: 300}")]:
+    for path in [
+        ROOT / "config.yaml",
+        written(tmp_path, SMALL + "train_models: []\ntrain_tokenizer: {vocab_size: 300}"),
+    ]:
         settings = load_settings(path)
         write_settings(settings, tmp_path / "resolved.yaml")
         assert load_settings(tmp_path / "resolved.yaml") == settings
@@ -91,10 +94,24 @@ def test_a_resolved_file_of_a_version_with_other_keys_is_read_unless_such_a_key_
         load_settings(written(tmp_path, text), ["clean.gone=3"])
 
 
+def test_all_trains_the_only_model_unless_the_configuration_says_otherwise() -> None:
+    model = {"model": {"n_layer": 1, "n_head": 1, "n_embd": 8}, "train": {"iterations": 1}}
+    one, two = {"a": model}, {"a": model, "b": model}
+    for models, chosen, trained in (
+        ({}, {}, []),
+        (one, {}, ["a"]),
+        (one, {"train_models": []}, []),
+        (two, {}, []),
+        (two, {"train_models": ["b"]}, ["b"]),
+    ):
+        raw = {"run": "x", "urls": ["urls.txt"], "models": models, **chosen}
+        assert Settings.model_validate(raw).models_of_all == trained, raw
+
+
 def test_every_configuration_we_ship_is_valid_and_the_reference_page_is_current() -> None:
     for path in [ROOT / "config.yaml", *sorted((ROOT / "configs").glob("*.yaml"))]:
         settings = load_settings(path)
-        assert {*settings.train_models, "gpt2_124m"} <= settings.models.keys()
+        assert {*settings.models_of_all, "gpt2_124m"} <= settings.models.keys()
     page = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
     assert describe().rstrip() in page, "run: python -m common.config > docs/config.md"
 

@@ -80,6 +80,21 @@ def test_a_model_with_data_of_its_own_needs_no_corpus_and_one_that_starts_from_a
     assert jobs == {**dict.fromkeys(once, 1), "train": 2, "merge": 2, "total": 8}
 
 
+def test_all_asks_which_of_several_models_to_train_and_no_other_target_does(folder: Path) -> None:
+    config = {"run": "results/own", "sources": [{"path": "Snakefile"}], "shards": 1}
+    one, two = {"first": SMALL}, {"first": SMALL, "second": SMALL}
+    jobs, _ = planned(folder, *write(folder, **config, models=one))
+    assert jobs["train"] == jobs["merge"] == jobs["evaluate"] == 1, "the only model"
+    refused = snakemake(folder, "-n", *write(folder, **config, models=two))
+    (line,) = [line for line in refused.stderr.splitlines() if line.startswith(("error", "Traceback", "Exception"))]
+    assert refused.returncode == 2 and "`train_models: [first]`" in line and "target train_first" in line
+    jobs, output = planned(folder, "dataset", "train_second", "--configfile", "mine.yaml")
+    assert jobs["train"] == jobs["merge_index"] == 1 and "train_models" not in output
+    jobs, output = planned(folder, *write(folder, **config, models=two, train_models=[]))
+    assert "train" not in jobs and jobs["merge_index"] == jobs["report"] == 1
+    assert output.count("note: train_models is []: all trains no model; configured: first, second\n") == 1
+
+
 def test_a_model_that_is_too_large_is_refused_before_its_corpus_is_built_unless_it_is_trained(folder: Path) -> None:
     cluster = ("--config", "cluster={executor: slurm, mem_gb_per_task: 1}")
     result = snakemake(folder, "train_gpt2_345m", *cluster)

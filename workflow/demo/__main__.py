@@ -48,7 +48,7 @@ def summary(settings: Settings) -> str:
     rows = [_row(step) for step in funnel(run, settings) if step.documents_in and step.name != "merge_index"]
     lines = [*text_table(rows, "lrrll").splitlines(), ""]
     others = [f"dataset     {settings.dataset_prefix}.bin, .idx"]
-    for name in settings.train_models[-1:]:
+    for name in settings.models_of_all[-1:]:
         lines += [*_training(settings, name), ""]
         merged = steps.result("merge", run, name).parent
         others += [

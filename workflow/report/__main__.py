@@ -82,7 +82,9 @@ def render(run: Path, settings: Settings | None = None) -> str:
     facts = _facts(card, steps, models, works)
     trained = f", and the training of {', '.join(model.name for model in models)}" if models else ""
     base = f" It extends {', '.join(map(str, known.base))}." if known and known.base else ""
-    summary = f"{run}: the corpus, step by step{trained}.{base}"
+    untrained = known.models if known and not models else {}
+    idle = f" No model was trained; configured: {', '.join(untrained)}." if untrained else ""
+    summary = f"{run}: the corpus, step by step{trained}.{base}{idle}"
     return page.render(
         "workflow.report",
         "template.html",

@@ -1,8 +1,10 @@
 """Figures about the corpus (hosts, languages, lengths, duplicates), and sample documents."""
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,7 +64,10 @@ class Corpus:
     largest: dict[str, Any] | None
     """The largest cluster: `documents`, `lowest_similarity` to the kept document, some `ids`."""
     near: list[tuple[dict[str, Any], dict[str, Any]]]
-    """Some near duplicates with their `similarity`, and the kept ones; the least similar first."""
+    """Some near duplicates with their `similarity`, and the kept ones; the least similar first.
+
+    Their texts are HTML, see `marked`.
+    """
     kept_by: tuple[list[str], list[tuple[str, str, list[int], int]]]
     """Steps, and rows of (key of `meta`, value, documents out of each step, tokens of the last).
 
@@ -182,6 +187,15 @@ def _kept_by(steps: Sequence[FunnelStep]) -> tuple[list[str], list[tuple[str, st
     return [step.name for step in counted], rows
 
 
+def marked(document: Mapping[str, Any], other: Mapping[str, Any]) -> Markup:
+    """The text of a document as HTML, with <mark> around the words that differ from the other's."""
+    ours, theirs = (re.findall(r"\s*\S+\s*", each.get("text", "")) for each in (document, other))
+    words, others = ([word.strip() for word in each] for each in (ours, theirs))
+    codes = SequenceMatcher(None, others, words, autojunk=False).get_opcodes()
+    parts = [(code, "".join(ours[start:end])) for code, *_, start, end in codes if start < end]
+    return Markup().join(text if code == "equal" else Markup("<mark>{}</mark>").format(text) for code, text in parts)
+
+
 def corpus_figures(run: Path, steps: Sequence[FunnelStep]) -> Corpus:
     """The figures in the statistics of a run's steps."""
     by_name = {step.name: step for step in steps}
@@ -191,7 +205,8 @@ def corpus_figures(run: Path, steps: Sequence[FunnelStep]) -> Corpus:
     tokens = counts.get("tokenize", {}).get("token_lengths", Counter[str]())
     clusters = table.result("dedup_clusters", run)
     figures = read_json(clusters, "delete it: snakemake makes it again") if clusters.exists() else {}
-    near = [(pair[0], pair[1]) for pair in figures.get("near", []) if len(pair) == 2]  # else one was removed
+    pairs = [pair for pair in figures.get("near", []) if len(pair) == 2]  # else one was removed
+    near = [(one | {"text": marked(one, two)}, two | {"text": marked(two, one)}) for one, two in pairs]
     return Corpus(
         hosts=_hosts(by_name),
         languages=languages.most_common(),

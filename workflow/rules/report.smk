@@ -9,7 +9,7 @@ rule report:
         stats=CORPUS,
         models=expand(
             [result("train"), result("evaluate"), result("generate")],
-            model=settings.train_models,
+            model=settings.models_of_all,
         ),
     output:
         page=RUN / "report.html",
@@ -27,11 +27,11 @@ rule cards:
     input:
         stats=CORPUS,
         models=expand(
-            [result("train"), result("evaluate")], model=settings.train_models
+            [result("train"), result("evaluate")], model=settings.models_of_all
         ),
     output:
         [RUN / "cards/README.md"] if CORPUS else [],
-        expand(RUN / "cards/models/{model}/README.md", model=settings.train_models),
+        expand(RUN / "cards/models/{model}/README.md", model=settings.models_of_all),
     log:
         RUN / "logs/cards.log",
     resources:

@@ -10,7 +10,7 @@ from corpus.tokenize import tokenize
 from tests.helpers import assert_one_line_error, called, document, prose, write_shard
 from tests.workflow.report.fake_run import finished_run
 from workflow.report.__main__ import render
-from workflow.report.corpus import corpus_figures
+from workflow.report.corpus import corpus_figures, marked
 from workflow.report.funnel import funnel
 
 
@@ -75,6 +75,22 @@ def test_runs_beside_each_other_show_what_differs(tmp_path: Path) -> None:
         line = "".join(f"<td>{cell}</td>" for cell in cells)
         assert f'<th scope="row">{section}</th><td class="words">{key}</td>{line}' in page, line
     assert "dropped: timeout" not in page and "a: tiny training" in page and "b: tiny training" in page
+
+
+def test_the_words_that_differ_between_near_duplicates_are_marked() -> None:
+    one, two = {"text": "the <b> cat\nsat  there today"}, {"text": "the <b> dog\nsat there"}
+    assert marked(one, two) == "the &lt;b&gt; <mark>cat\n</mark>sat  there <mark>today</mark>"
+    assert marked(two, one) == "the &lt;b&gt; <mark>dog\n</mark>sat there"
+    assert marked({"id": "a"}, one) == ""
+
+
+def test_the_models_of_a_run_that_trained_none_are_named(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run", models=())
+    assert "No model was trained" not in render(run)
+    model = "{model: {n_layer: 1, n_head: 1, n_embd: 8}, train: {iterations: 1}}"
+    with (run / "config.yaml").open("a") as config:
+        config.write(f"models: {{small: {model}, large: {model}}}\n")
+    assert "No model was trained; configured: small, large." in render(run)
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:

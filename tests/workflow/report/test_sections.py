@@ -46,7 +46,7 @@ PARTS = """
     corpus     | &lt;b&gt;short
     corpus     | <th scope="row">h1.example</th><td>10</td><td>4</td><td>6</td>
     corpus     | similarity 0.81
-    corpus     | a &lt;copy&gt;
+    corpus     | <mark>a &lt;copy&gt;</mark>
     corpus     | <td>1 Ki</td><td>2</td>
     corpus     | <th scope="col">value</th><th scope="col">out of clean</th>
     corpus     | <td>source</td><td>&lt;a&gt;</td><td>90</td>
