@@ -218,5 +218,6 @@ def test_a_job_waits_for_all_nodes_then_takes_what_is_idle_also_after_a_requeue(
     )  # one per node, although NumNodes is that of its last start
     drain(lab, "node4", "resume")
     lab.wait(lambda: training.state == "finished")
-    assert waiting.wait(60) == 0
+    shown, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0 and "accepts 3 of 4 nodes now" in shown
     assert [int(row["nodes"]) for row in read_rows(training.model / "starts.csv")] == [3, 4]
