@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
@@ -31,6 +32,12 @@ def render(package: str, template: str, **values: Any) -> str:
 
     Filters: `number` (1,234), `size` (1.2 MB), `duration` (2 min 5 s), `csv_link` of a table.
     """
+    return _environment(package).get_template(template).render(values)
+
+
+@cache
+def _environment(package: str) -> jinja2.Environment:
+    """The templates of a package and their filters; compiled once."""
     loader = jinja2.ChoiceLoader([jinja2.PackageLoader(package, "."), jinja2.PackageLoader("common", ".")])
     escaped = jinja2.select_autoescape(["html"])
     environment = jinja2.Environment(
@@ -38,7 +45,7 @@ def render(package: str, template: str, **values: Any) -> str:
     )
     environment.filters.update(number=number, size=size, duration=duration, csv_link=csv_link)
     environment.globals["COLORS"] = COLORS
-    return environment.get_template(template).render(values)
+    return environment
 
 
 def csv_link(table: str) -> str:

@@ -22,7 +22,7 @@ from common.config import load_settings, validate, with_overrides
 from common.errors import ConfigError, InputError
 from common.files import write_text
 from common.settings import Experiment, Settings, closest
-from training.planning.elastic import on_processes, process_counts
+from training.planning.elastic import extremes, process_counts
 from training.planning.fit import does_not_fit, nothing_fits
 from training.planning.layout import PlanRequest, Workload
 from training.planning.machines import Machine, judges_this_machine, known_gpus, machine, processes_of, this_cpu
@@ -112,8 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _configured(settings: Settings, name: str, gpus: Machine) -> list[Prediction]:
     """The configured layout, and that of a start on the fewest nodes (`cluster.min_nodes`)."""
     counts = process_counts(name, settings.experiment(name), settings.cluster)
-    starts = [on_processes(settings, name, count, gpus) for count in dict.fromkeys([counts[0], counts[-1]])]
-    return [predict(start.experiment(name), gpus) for start in starts]
+    return [predict(start.experiment(name), gpus) for start in extremes(settings, name, counts, gpus)]
 
 
 def _show(arguments: argparse.Namespace, request: PlanRequest, ranked: list[Prediction], tokens: float) -> None:

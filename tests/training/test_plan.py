@@ -70,3 +70,5 @@ def test_only_the_given_layout_is_judged_and_what_would_fit_is_named(mine: tuple
     assert "dp 8, batch 1 x 128 needs" in error and "GiB per GPU and there are 39.4" in error
     cure = error.split("; set ")[1].split(" to need")[0].split()
     assert answer(capsys, *words, *cure)["layouts"][0]["verdict"] != "too large"
+    large = ("--model", "gpt2_345m", "--given", "--gpu", "a100-40g", "parallel.data=8", "train.micro_batch_size=64")
+    assert "batch 64 x 1 needs" in refusal(capsys, main, *large), "the given micro-batch is judged, not a smaller one"

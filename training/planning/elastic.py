@@ -63,6 +63,11 @@ def on_processes(settings: Settings, name: str, processes: int, machine: Machine
     return settings.model_copy(update={"models": {**settings.models, name: next(fitting, layouts[0])}})
 
 
+def extremes(settings: Settings, name: str, counts: list[int], machine: Machine) -> list[Settings]:
+    """The settings as they are, and, if there are several `counts`, those of the smallest start."""
+    return [settings, *(on_processes(settings, name, count, machine) for count in counts[1:][-1:])]
+
+
 def _spread(experiment: Experiment, processes: int, micro_batch: int = 0) -> Experiment | None:
     """The experiment over so many processes; None if that is not possible with its global batch."""
     layout, batch = Layout.of(experiment), experiment.train.global_batch_size

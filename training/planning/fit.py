@@ -13,7 +13,7 @@ from common.console import note
 from common.errors import ConfigError, ToolkitError
 from common.settings import Experiment, Settings
 from training.model_folder import newest_iteration
-from training.planning.elastic import on_processes, process_counts
+from training.planning.elastic import extremes, process_counts
 from training.planning.layout import Layout, PlanRequest, Workload, by_part
 from training.planning.machines import GIB, Machine, judges_this_machine, machine_of_job, processes_of
 from training.planning.search import Prediction, fewest_gpus, predict, search, smallest
@@ -33,8 +33,7 @@ def prepare(settings: Settings, name: str) -> Settings:
     settings = resolve(settings, name, machine, processes_of(experiment, cluster))
     done = newest_iteration(settings.model_folder(name))
     counts = process_counts(name, settings.models[name], cluster)
-    for count in dict.fromkeys([counts[0], counts[-1]]):
-        start = on_processes(settings, name, count, machine) if count < counts[0] else settings
+    for start in extremes(settings, name, counts, machine):
         check_fits(start, name, machine, done=done, here=judges_this_machine(cluster))
     return settings
 
