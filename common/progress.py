@@ -43,11 +43,14 @@ class Meter:
     with Meter("clean", "documents") as meter:
         meter.advance()
 
-    `lines=False`: only a bar, for a command with its own log lines.
+    `lines=False`: only a bar, for a command with its own log lines. With the `size` of all items in
+    bytes, which differ, the remaining time is that of the bytes.
     """
 
-    def __init__(self, label: str, unit: str, total: int | None = None, done: int = 0, *, lines: bool = True) -> None:
-        self.label, self.unit, self.total, self.done = label, unit, total, done
+    def __init__(
+        self, label: str, unit: str, total: int | None = None, done: int = 0, *, lines: bool = True, size: int = 0
+    ) -> None:
+        self.label, self.unit, self.total, self.done, self._size = label, unit, total, done, size
         self._lines = lines and not is_quiet()
         self._bytes = 0
         self._note = ""
@@ -102,8 +105,11 @@ class Meter:
         figures = f"{rate:.1f}/s"
         if self._bytes:
             figures += f", {(self._bytes - size) / seconds / 1e6:.2f} MB/s"
-        if self.total and rate and self.done < self.total:
-            figures += f", {timedelta(seconds=round((self.total - self.done) / rate))} left"
+        left, speed = (self.total or 0) - self.done, rate
+        if self._size:
+            left, speed = self._size - self._bytes, (self._bytes - size) / seconds
+        if left > 0 and speed:
+            figures += f", {timedelta(seconds=round(left / speed))} left"
         if self._note:
             figures += f"; {self._note}"
         if self._bar is not None:

@@ -131,7 +131,13 @@ def check_files(settings: Settings) -> None:
         from corpus.urls.domain_lists import DomainBlocklist  # takes a third of a second
 
         DomainBlocklist(settings.blacklist)
-    tables = [path for source in settings.sources for path in source.files if path.suffix in (".parquet", ".arrow")]
+    if settings.remote_sources:
+        from corpus.remote.listing import check_extras  # takes half a second
+
+        check_extras(settings)
+    tables = [
+        path for source in settings.local_sources for path in source.files if path.suffix in (".parquet", ".arrow")
+    ]
     if tables and find_spec("pyarrow") is None:
         raise ConfigError(f"sources: {tables[0]} needs pyarrow; pip install 'urls-to-gpt2[parquet]'")
     _own_tokenizer(settings)

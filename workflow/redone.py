@@ -61,6 +61,11 @@ def announce(settings: Settings, dag: Any) -> None:
         if steps.of_rule(job.rule.name) in order:
             done = any(Path(path).exists() or records.metadata(path) is not None for path in job.output)
             (again if done else first).append(job.rule.name)
+    if any(job.rule.name == "fetch" for job in dag.needrun_jobs()):
+        from corpus.remote.listing import describe as to_fetch  # takes half a second
+
+        for line in to_fetch(settings, settings.fetch_folder):
+            note(line)
     if "tokenize" in again and (settings.run / REMOVED_IDS).is_file():
         note(
             f"{settings.run}: tokenize runs again, without the tombstones of the documents that were removed: samples "

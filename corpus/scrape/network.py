@@ -117,8 +117,11 @@ class _Handler(ResponseHandler):
             start = end
 
 
-def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.ClientSession:
-    """One session per run: persistent connections, cached DNS, verified TLS, no cookies."""
+def open_session(settings: ScrapeSettings, allow_private: bool, *, trust_env: bool = False) -> aiohttp.ClientSession:
+    """One session per run: persistent connections, cached DNS, verified TLS, no cookies.
+
+    `trust_env`: with the proxies of the environment, and passwords from ~/.netrc.
+    """
     contact = f" ({settings.contact})" if settings.contact else ""
     connector = aiohttp.TCPConnector(
         limit=settings.concurrency,
@@ -130,6 +133,7 @@ def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.Clien
     connector._factory = handler
     return aiohttp.ClientSession(
         connector=connector,
+        trust_env=trust_env,
         headers={
             "User-Agent": settings.user_agent + contact,
             "Accept": "text/html,application/xhtml+xml,text/plain;q=0.8",

@@ -52,6 +52,20 @@ def read_jsonl(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Do
             yield from read_record(line, f"{path}:{number}", source, bad)
 
 
+def read_own(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Outcome]:
+    """The documents that a step of this toolkit wrote; those with a `reason` as drops."""
+    for number, line in enumerate(read_json_lines(path), start=1):
+        bad.lines += 1
+        document = read_object(line, f"{path}:{number}", ())
+        if isinstance(document, str):
+            bad.add(f"{path}:{number}: {document}")
+        elif "reason" in document:
+            reason, detail = document.pop("reason"), document.pop("detail", "")
+            yield Drop(document, reason, detail)
+        else:
+            yield document
+
+
 def read_csv(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
     """The rows of a file with a header, separated by comma, semicolon or tab.
 

@@ -91,9 +91,31 @@ rule scrape:
         "--allow-empty {params.resolve} " + ARCHIVE + " > {log:q} 2>&1"
 
 
+if settings.remote_sources:
+    ON_LOGIN_NODE = "fetch" not in settings.cluster.corpus.partitions
+    FETCHED = result("fetch")
+    if not all(source.keep for source in settings.remote_sources):
+        FETCHED = temp(FETCHED)  # ingest removes files, so that it needs them fetched again
+
+    rule fetch:
+        output:
+            stats=FETCHED,
+        log:
+            RUN / "logs/fetch.log",
+        localrule: ON_LOGIN_NODE
+        retries: 5  # each attempt continues
+        resources:
+            **needs("fetch", 2000, minutes=24 * 60),
+        params:
+            settings=keys("fetch"),
+        shell:
+            'python -m corpus.fetch --config "$URLS_TO_GPT2_SETTINGS" --stats {output.stats:q} > {log:q} 2>&1'
+
+
 rule ingest:
     input:
-        made_here(source.path for source in settings.sources),
+        made_here(source.path for source in settings.sources if not source.is_remote),
+        [result("fetch")] if settings.remote_sources else [],
     output:
         stats=result("ingest"),
     log:
