@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     outputs = cli.output_shards(arguments, ".jsonl.zst")
     settings = cli.read_settings(arguments)
-    options = {key: getattr(arguments, key) for key in SourceSettings.model_fields if key != "path"}
+    options = {key: getattr(arguments, key) for key in SourceSettings.model_fields if key in arguments}
     sources = [SourceSettings(path=path, **options) for path in arguments.input or ()]
     fetched = [] if sources else fetched_sources(settings)
     all_known = {source.key for source, listing in fetched if not listing.wanted}

@@ -278,7 +278,7 @@ def _errors(name: str) -> Iterator[None]:
             raise
         response, kind = getattr(error, "response", None), type(error).__name__
         metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-        status = int(metadata.get("HTTPStatusCode") or getattr(response, "status_code", 0))
+        status = int(metadata.get("HTTPStatusCode", 0) or getattr(response, "status_code", 0))
         if status == 404:
             raise MissingError(f"{name}: does not exist, or is private: {CREDENTIALS}") from None
         if status in (401, 403) or "Credential" in kind or "Profile" in kind:
