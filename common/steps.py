@@ -85,7 +85,7 @@ CORPUS = (
         omitted=("blacklist.min_score", "blacklist.over_18", "blacklist.self_posts"),
         needs="urls",
     ),
-    Step("fetch", "fetch", "stats.json", keys=("remote_sources",), needs="remote_sources"),
+    Step("fetch", "fetch", "stats.json", needs="remote_sources"),
     Step("ingest", "ingest", "stats.json", "documents", keys=("sources",), needs="sources"),
     Step("clean", "clean", _DOCUMENTS, "documents", keys=("clean",)),
     Step(

@@ -176,7 +176,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_outputs([*outputs, arguments.rejects, arguments.stats], inputs)
     given = (sources, outputs, arguments.known, settings.scrape, settings.blacklist, removed_ids(arguments.removed))
     origin = origin_in(settings.fetch_folder, fetched)
-    ingest(*given, origin, **step_options(arguments, settings)).finish(arguments.stats)
+    stats = ingest(*given, origin, **step_options(arguments, settings))
+    if fetched:
+        stats.extra["listings"] = {source.key: listing.identity for source, listing in fetched}
+    stats.finish(arguments.stats)
     for source, listing in fetched:
         for file in () if source.keep else listing.wanted:
             local(settings.fetch_folder, source, file.name).unlink(missing_ok=True)

@@ -256,15 +256,23 @@ def changed_input(settings: Settings, rule: str) -> bool:
     """Whether the files that a rule read, by its statistics, have changed; prints which."""
     stats = steps.result(rule, settings.run) if rule in ("blacklist", "ingest") else None
     try:
-        read = read_json(stats, f"{rule} makes it again").get("inputs") if stats and stats.is_file() else None
+        figures = read_json(stats, f"{rule} makes it again") if stats and stats.is_file() else {}
     except InputError as error:
         note(str(error))
         return True
-    if read is None:
+    if "inputs" not in figures:
         return False
+    read = figures["inputs"]
     names = place(settings.run)["names"]
     others = {path: facts for path, facts in read.items() if not any(map(Path(path).is_relative_to, names))}
     change = first_change(others, steps.read_by(rule, settings))
+    if change is None and "listings" in figures:
+        from corpus.remote.listing import read_listing  # takes half a second
+
+        for source in settings.remote_sources:
+            listing = read_listing(settings.fetch_folder, source)
+            if listing and figures["listings"].get(source.key, listing.identity) != listing.identity:
+                change = f"{source.path}: was listed again, with other files"
     if change:
         note(change)
     return change is not None

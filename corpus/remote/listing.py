@@ -20,7 +20,7 @@ from pathlib import Path
 from fsspec.utils import glob_translate
 
 from common.errors import ConfigError, InputError
-from common.files import is_left_out, read_json, train_split, write_json
+from common.files import is_left_out, read_json, short_hash, train_split, write_json
 from common.page import size as amount
 from common.settings import CorpusSettings, SourceSettings
 from corpus.remote.stores import Entry, Store, open_store, read_file
@@ -49,6 +49,11 @@ class Listing:
     def wanted(self) -> list[Entry]:
         """The files that no run of `base` has read."""
         return [file for file in self.files if not file.run]
+
+    @property
+    def identity(self) -> str:
+        """A hash of what is to be fetched; the same for a new commit with equal files."""
+        return short_hash("\n".join(f"{file.name} {file.size} {file.check}" for file in self.wanted))
 
     def missing(self, folder: Path, source: SourceSettings) -> list[Entry]:
         """The files that are not in the folder of the source yet."""

@@ -42,8 +42,8 @@ from workflow.runs import load_run, read_takedown
 
 FOLDER = REMOVED_IDS.parent.name
 _REBUILT = ("report.html", "cards/**/*", "dataset/*.ngrams")
-# without entries of documents, or rebuilt; site is the demo's input
-_SKIPPED = ("records", FOLDER, "settings", "merged", "tokenizer", "site", "report.html", "cards")
+# without entries of documents, or rebuilt; site is the demo's input, fetch that of ingest
+_SKIPPED = ("records", FOLDER, "settings", "merged", "tokenizer", "site", "fetch", "report.html", "cards")
 _SKIPPED_OF_MODEL = ("iter_", "snapshots", "trace", "withdrawn")
 _SHOWN = 20
 

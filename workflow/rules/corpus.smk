@@ -92,30 +92,28 @@ rule scrape:
 
 
 if settings.remote_sources:
-    ON_LOGIN_NODE = "fetch" not in settings.cluster.corpus.partitions
-    FETCHED = result("fetch")
-    if not all(source.keep for source in settings.remote_sources):
-        FETCHED = temp(FETCHED)  # ingest removes files, so that it needs them fetched again
 
+    # temp: when ingest runs again, fetch runs first. It fetches only files that are not there.
     rule fetch:
         output:
-            stats=FETCHED,
+            fetched=temp(RUN / "fetch/fetched"),
         log:
             RUN / "logs/fetch.log",
-        localrule: ON_LOGIN_NODE
         retries: 5  # each attempt continues
+        localrule: "fetch" not in settings.cluster.corpus.partitions
         resources:
             **needs("fetch", 2000, minutes=24 * 60),
         params:
-            settings=keys("fetch"),
+            stats=result("fetch"),
         shell:
-            'python -m corpus.fetch --config "$URLS_TO_GPT2_SETTINGS" --stats {output.stats:q} > {log:q} 2>&1'
+            'python -m corpus.fetch --config "$URLS_TO_GPT2_SETTINGS" --stats {params.stats:q} > {log:q} 2>&1 '
+            "&& touch {output.fetched:q}"
 
 
 rule ingest:
     input:
         made_here(source.path for source in settings.sources if not source.is_remote),
-        [result("fetch")] if settings.remote_sources else [],
+        rules.fetch.output if settings.remote_sources else [],
     output:
         stats=result("ingest"),
     log:
