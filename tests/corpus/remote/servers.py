@@ -29,6 +29,7 @@ class Request:
     host: str
     path: str
     headers: Mapping[str, str]
+    body: bytes = b""
 
     @property
     def name(self) -> str:
@@ -127,7 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Request(self.command, headers.get("host", ""), self.path, headers)
+        sent = self.rfile.read(int(headers.get("content-length", 0)))
+        request = Request(self.command, headers.get("host", ""), self.path, headers, sent)
         self.server.requests.append(request)
         answer = self.server.respond(request)
         if answer.cut is None or answer.cut >= 0:
@@ -144,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.connection.close()
 
-    do_HEAD = do_GET
+    do_HEAD = do_POST = do_GET
 
     def _send_body(self, answer: Answer) -> None:
         body = answer.body[: answer.cut]
@@ -337,7 +339,9 @@ class Hub:
     gated: bool = False
     page_size: int = 1000
     cdn_url: str = ""
-    faults: dict[str, list[Fault]] = field(default_factory=dict)  # of a path at the CDN
+    faults: dict[str, list[Fault]] = field(default_factory=dict)  # of the next GETs of a path at the CDN
+    server: Server = field(init=False)
+    cdn: Server = field(init=False)
 
     def push(self, files: dict[str, bytes]) -> str:
         """A commit on `main` that has these files."""
@@ -352,11 +356,11 @@ class Hub:
             return _error(401 if "authorization" not in request.headers else 404, "", "Repository not found")
         if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
             return _error(401, "", "Invalid username or password.")
-        if self.gated:
-            return _error(403, "GatedRepo", f"Access to dataset {self.repo} is restricted.")
         cached = f"/api/resolve-cache/datasets/{self.repo}/"
         start = next(
-            known for known in (cached, f"{api}/tree/", f"{api}/revision/", resolve, api) if path.startswith(known)
+            known
+            for known in (cached, f"{api}/tree/", f"{api}/paths-info/", f"{api}/revision/", resolve, api)
+            if path.startswith(known)
         )
         revision, _, inside = path.removeprefix(start).partition("/")
         commit = {"": self.main, "main": self.main}.get(revision, unquote(revision))
@@ -365,35 +369,46 @@ class Hub:
             return _error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         if start.endswith("/tree/"):
             return self._tree(request, commit, inside)
+        if start.endswith("/paths-info/"):
+            asked = parse_qs(request.body.decode())["paths"]
+            return _json([entry for path in asked if (entry := self._entry(commit, path))])
         if start not in (cached, resolve):
             siblings = [{"rfilename": name} for name in sorted(files)]
             about = {"id": self.repo, "author": self.repo.partition("/")[0], "sha": commit, "siblings": siblings}
             return _json(about | {"private": bool(self.token), "gated": False, "disabled": False, "tags": []})
+        if self.gated:  # its files are listed
+            return _error(403, "GatedRepo", f"Access to dataset {self.repo} is restricted.")
         if inside not in files:
             return _error(404, "EntryNotFound", "Entry not found").but(x_repo_commit=commit)
         return self._file(request, commit, inside, start == cached)
 
+    def _entry(self, commit: str, path: str) -> dict[str, Any] | None:
+        """What the API says about a file or a folder."""
+        data = self.commits[commit].get(path)
+        if data is None:
+            exists = any(name.startswith(f"{path}/") for name in self.commits[commit])
+            return {"type": "directory", "oid": git_sha1(path.encode()), "size": 0, "path": path} if exists else None
+        entry = {"type": "file", "oid": git_sha1(data), "size": len(data), "path": path}
+        if not self.lfs(path):
+            return entry
+        pointer = _pointer(data)
+        lfs = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": len(pointer)}
+        return entry | {"oid": git_sha1(pointer), "lfs": lfs}
+
     def _tree(self, request: Request, commit: str, folder: str) -> Answer:
         query = {key: values[0] for key, values in parse_qs(urlsplit(request.path).query).items()}
-        prefix, files = f"{folder}/" if folder else "", self.commits[commit]
-        entries = dict[str, dict[str, Any]]()
-        for name, data in sorted(files.items()):
-            if not name.startswith(prefix):
-                continue
-            parts = name.removeprefix(prefix).split("/")
-            for depth in range(1, len(parts) if query["recursive"] == "true" else min(len(parts), 2)):
-                path = prefix + "/".join(parts[:depth])
-                entries[path] = {"type": "directory", "oid": git_sha1(path.encode()), "size": 0, "path": path}
-            if len(parts) == 1 or query["recursive"] == "true":
-                entries[name] = {"type": "file", "oid": git_sha1(data), "size": len(data), "path": name}
-                if self.lfs(name):
-                    pointer = _pointer(data)
-                    lfs = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": len(pointer)}
-                    entries[name] |= {"oid": git_sha1(pointer), "lfs": lfs}
+        prefix = f"{folder}/" if folder else ""
+        paths = dict[str, None]()
+        for name in sorted(self.commits[commit]):
+            if name.startswith(prefix):
+                parts = name.removeprefix(prefix).split("/")
+                depths = range(1, len(parts) + 1) if query["recursive"] == "true" else (1,)
+                paths |= dict.fromkeys(prefix + "/".join(parts[:depth]) for depth in depths)
+        entries = [self._entry(commit, path) for path in paths]
         if folder and not entries:
             return _error(404, "EntryNotFound", f"{folder} does not exist on {commit}")
         first = int(query.get("cursor", 0))
-        answer = _json(list(entries.values())[first : first + self.page_size])
+        answer = _json(entries[first : first + self.page_size])
         if first + self.page_size < len(entries):
             target = f"http://{request.host}{request.path.partition('?')[0]}?recursive={query['recursive']}"
             answer = answer.but(link=f'<{target}&expand=false&cursor={first + self.page_size}>; rel="next"')
@@ -418,7 +433,7 @@ class Hub:
             return packed.but(etag=f'W/"{git_sha1(data)}"', x_repo_commit=commit)
         return send(request, data, f'"{git_sha1(data)}"').but(x_repo_commit=commit)
 
-    def cdn(self, request: Request) -> Answer:
+    def answer_as_cdn(self, request: Request) -> Answer:
         """The second server, for files in LFS: signed URLs, and no other credentials."""
         digest = urlsplit(request.path).path.rpartition("/")[2]
         found = (
@@ -455,11 +470,11 @@ def _error(code: int, name: str, message: str) -> Answer:
 
 
 @contextlib.contextmanager
-def hub_server(hub: Hub) -> Iterator[tuple[Server, Server]]:
-    """The Hub and its CDN. The CDN is at `cdn_url`, or at its own address if that is empty."""
-    with serving(hub) as server, serving(hub.cdn) as cdn:
-        hub.cdn_url = hub.cdn_url or f"http://localhost:{cdn.server_port}"
-        yield server, cdn
+def running(hub: Hub) -> Iterator[Hub]:
+    """Serve a Hub and its CDN, which is at `cdn_url`, or at its own address if that is empty."""
+    with serving(hub) as hub.server, serving(hub.answer_as_cdn) as hub.cdn:
+        hub.cdn_url = hub.cdn_url or f"http://localhost:{hub.cdn.server_port}"
+        yield hub
 
 
 # S3
@@ -468,7 +483,7 @@ def hub_server(hub: Hub) -> Iterator[tuple[Server, Server]]:
 class S3:
     """A running S3 of moto: a client to fill it, and what it was asked by others.
 
-    `faults` of a key are the statuses of its next GETs.
+    `faults` of a `/bucket` or `/bucket/key` are the statuses of its next GETs.
     """
 
     PART = 5 << 20
@@ -541,7 +556,7 @@ def s3_server() -> Iterator[S3]:
         request = Request(environ["REQUEST_METHOD"], headers["host"], environ["REQUEST_URI"], headers)
         if "Credential=filler/" not in headers.get("authorization", ""):
             s3.requests.append(request)
-            left = s3.faults.get(unquote(urlsplit(request.path).path).split("/", 2)[-1])
+            left = s3.faults.get(unquote(urlsplit(request.path).path))
             if left and request.method == "GET":
                 start(f"{left.pop(0)} Fault", [("Retry-After", "0"), ("Content-Length", "0")])
                 return []

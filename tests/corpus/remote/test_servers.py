@@ -4,12 +4,11 @@ import contextlib
 import hashlib
 import http.client
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
 import pytest
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RevisionNotFoundError
 
 from tests.corpus.remote.servers import (
@@ -20,11 +19,10 @@ from tests.corpus.remote.servers import (
     chunked,
     cut,
     git_sha1,
-    hub_server,
     longer,
     nginx_page,
     no_head,
-    s3_server,
+    running,
     serving,
     whole,
 )
@@ -36,7 +34,8 @@ def test_huggingface_hub_lists_and_downloads_from_the_hub(tmp_path: Path) -> Non
     hub = Hub("me/texts", page_size=1)
     first = hub.push(FILES)
     second = hub.push(FILES | {"new.txt": b"new"})
-    with hub_server(hub) as (server, cdn):
+    with running(hub):
+        server, cdn = hub.server, hub.cdn
         api = HfApi(endpoint=f"http://{server.address}", token="a-token")
         assert api.repo_info("me/texts", repo_type="dataset").sha == second
         assert api.repo_info("me/texts", repo_type="dataset", revision=first).sha == first
@@ -46,6 +45,8 @@ def test_huggingface_hub_lists_and_downloads_from_the_hub(tmp_path: Path) -> Non
         assert every["README.md"].blob_id == git_sha1(b"# A dataset\n") == "5c2e38798064bf7f6f5e2ed9f65eafad56bb6cce"
         inside = api.list_repo_tree("me/texts", "data", repo_type="dataset", revision=first)
         assert sorted(entry.path for entry in inside) == ["data/a b.parquet", "data/deep"]
+        info = api.get_paths_info("me/texts", ["README.md", "data", "none"], repo_type="dataset")
+        assert [entry.path for entry in info] == ["README.md", "data"] and info[0] == every["README.md"]
         for name, data in FILES.items():
             where = {"endpoint": f"http://{server.address}", "cache_dir": tmp_path, "token": "a-token"}
             path = hf_hub_download("me/texts", name, repo_type="dataset", revision=first, **where)
@@ -60,24 +61,17 @@ def test_huggingface_hub_lists_and_downloads_from_the_hub(tmp_path: Path) -> Non
 def test_a_private_and_a_gated_dataset_are_refused_as_by_the_hub() -> None:
     hub = Hub("me/texts", token="right")
     hub.push(FILES)
-    with hub_server(hub) as (server, _):
-        right, wrong = (HfApi(endpoint=f"http://{server.address}", token=token) for token in ("right", "wrong"))
+    with running(hub):
+        right, wrong = (HfApi(endpoint=f"http://{hub.server.address}", token=token) for token in ("right", "wrong"))
         assert right.repo_info("me/texts", repo_type="dataset").private
         with pytest.raises(HfHubHTTPError, match="401"):
             wrong.repo_info("me/texts", repo_type="dataset")
         hub.gated = True
+        assert list(right.list_repo_tree("me/texts", repo_type="dataset"))
         with pytest.raises(GatedRepoError):
-            right.repo_info("me/texts", repo_type="dataset")
+            get_hf_file_metadata(f"http://{hub.server.address}/datasets/me/texts/resolve/main/README.md", token="right")
         with pytest.raises(HfHubHTTPError, match="404"):
             right.repo_info("me/other", repo_type="dataset")
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    with s3_server() as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
-        yield server
 
 
 def test_boto3_finds_the_s3_with_parts_and_encrypted_objects(s3: S3) -> None:
@@ -92,7 +86,7 @@ def test_boto3_finds_the_s3_with_parts_and_encrypted_objects(s3: S3) -> None:
     assert client.head_object(Bucket="servers", Key="big", PartNumber=1)["ContentLength"] == S3.PART
     encrypted = client.head_object(Bucket="servers", Key="secret")
     assert encrypted["ServerSideEncryption"] == "aws:kms" and hashlib.md5(b"z").hexdigest() not in encrypted["ETag"]
-    s3.faults["big"] = [503]
+    s3.faults["/servers/big"] = [503]
     url = client.generate_presigned_url("get_object", Params={"Bucket": "servers", "Key": "big"})
     with pytest.raises(urllib.error.HTTPError, match="503"):
         urllib.request.urlopen(url)
