@@ -1,0 +1,179 @@
+"""What a source lists, once per run, and what the files are called here."""
+
+import gzip
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.corpus.remote.conftest import NUMBERS, Web
+from tests.corpus.remote.fetching import DUMPS, HOST, at, below, everything, fetch, fetched, listed
+from tests.corpus.remote.servers import Server, Site, apache_page, nginx_page, no_head, serving
+from tests.helpers import assert_one_line_error
+
+ODD = [
+    "a b.gz",
+    "ümläut & <b>.gz",
+    "100%25.gz",
+    "plus+and=.gz",
+    "semi;colon.gz",
+    "que?ry#.gz",
+    f"{'long' * 20}.gz",
+    "日本.gz",
+]
+
+
+@pytest.mark.parametrize("page", [apache_page, nginx_page])
+def test_the_pages_of_apache_and_nginx_list_the_files_below_them_and_nothing_else(
+    page: Callable[[str, Iterable[str]], bytes], tmp_path: Path
+) -> None:
+    wanted = {name: name.encode() for name in ODD}
+    others = {"readme.txt": b"", "in/x.gz": b"", "index.gz.html": b""}
+    site = Site(below(HOST, wanted | others) | {f"{HOST}/up.gz": b""}, page)
+    with serving(site) as server:
+        done = fetch(tmp_path, f"{DUMPS}/*.gz", settings=at(server))
+        assert done.returncode == 0, done
+        assert sorted(set(server.asked())) == sorted(below(HOST, {"": b"", **wanted}))
+        assert not any("C=" in request.path for request in server.requests)
+    assert fetched(tmp_path) == wanted
+
+
+def test_links_to_files_of_the_folder_count_however_they_are_written(tmp_path: Path, web: Web) -> None:
+    links = [
+        *("/dumps/0.jsonl.gz", f"https://{HOST}/dumps/1.jsonl.gz", f"//{HOST}/dumps/2.jsonl.gz", "./3.jsonl.gz"),
+        *("../4.jsonl.gz", "?C=N;O=D", "#top", "mailto:me@files.example", "javascript:void(0)", "0.jsonl.gz"),
+        *("https://other.example/dumps/5.jsonl.gz", f"ftp://{HOST}/dumps/6.jsonl.gz", "http://[bad/7.jsonl.gz"),
+    ]
+    web.site.pages[f"{HOST}/dumps/"] = "".join(f"<a href='{link}'>x</a>" for link in links).encode()
+    done = fetch(tmp_path, f"{DUMPS}/*.gz", settings=web.settings)
+    assert done.returncode == 0, done
+    assert fetched(tmp_path) == {name: NUMBERS[name] for name in list(NUMBERS)[:4]}
+    assert {name.partition("/")[0] for name in web.server.asked()} == {HOST}
+
+
+def test_a_pattern_for_folders_reads_only_the_pages_that_it_needs(tmp_path: Path) -> None:
+    files = {
+        "2024/x-1.gz": b"1",
+        "2024/y-1.gz": b"2",
+        "2025/x-1.gz": b"3",
+        "other/x-1.gz": b"4",
+        "2025/deep/x-2.gz": b"",
+    }
+    with serving(Site(below(HOST, files))) as server:
+        done = fetch(tmp_path, f"{DUMPS}/20*/x-*.gz", settings=at(server))
+        assert done.returncode == 0, done
+        pages = sorted({name for name in server.asked() if name.endswith("/")})
+        assert pages == sorted(below(HOST, {"": b"", "2024/": b"", "2025/": b""}))
+    assert fetched(tmp_path) == {"2024/x-1.gz": b"1", "2025/x-1.gz": b"3"}
+
+
+def test_one_file_is_fetched_without_a_listing_of_its_folder(tmp_path: Path, web: Web) -> None:
+    done = fetch(tmp_path, f"{DUMPS}/1.jsonl.gz", settings=web.settings)
+    assert done.returncode == 0, done
+    assert fetched(tmp_path) == {"1.jsonl.gz": NUMBERS["1.jsonl.gz"]} and web.server.asked() == [
+        f"{HOST}/dumps/1.jsonl.gz"
+    ]
+
+
+@pytest.mark.parametrize("name", ["wet.paths.gz", "wet.paths"])
+def test_a_list_of_paths_fetches_the_files_that_it_names(name: str, tmp_path: Path) -> None:
+    files = {"crawl-data/A/wet/00.warc.wet.gz": b"00", "crawl-data/A/wet/01.warc.wet.gz": b"01"}
+    lines = "".join(f"{path}\n" for path in files).encode()
+    listing = {f"crawl-data/A/{name}": gzip.compress(lines) if name.endswith(".gz") else lines}
+    site = Site({f"{HOST}/{path}": data for path, data in (files | listing).items()})
+    with serving(site) as server:
+        done = fetch(tmp_path, f"https://{HOST}/crawl-data/A/{name}", settings=at(server))
+        assert done.returncode == 0, done
+    assert sorted(data for data in fetched(tmp_path).values() if data.isdigit()) == [b"00", b"01"]
+
+
+def test_a_source_is_listed_once_until_it_is_renewed(tmp_path: Path, web: Web) -> None:
+    asked = (tmp_path, f"{DUMPS}/*.gz")
+    assert fetch(*asked, settings=web.settings).returncode == 0
+    before = everything(tmp_path)
+    web.site.files[f"{HOST}/dumps/new.gz"] = b"new"
+    web.server.requests.clear()
+    assert fetch(*asked, settings=web.settings).returncode == 0
+    assert web.server.requests == [] and everything(tmp_path) == before
+    assert fetch(*asked, settings=web.settings, options=("--renew",)).returncode == 0
+    assert fetched(tmp_path) == NUMBERS | {"new.gz": b"new"}
+    assert web.server.asked()[1:] == [f"{HOST}/dumps/new.gz"]
+
+
+def test_list_names_the_files_and_fetches_none(tmp_path: Path, web: Web) -> None:
+    done = fetch(tmp_path, f"{DUMPS}/*.gz", settings=web.settings, options=("--list",))
+    assert done.returncode == 0, done
+    assert listed(tmp_path) == sorted(NUMBERS) and fetched(tmp_path) == {}
+    assert "5 files" in done.stdout + done.stderr
+    assert web.server.asked() == [f"{HOST}/dumps/"]
+    assert fetch(tmp_path, f"{DUMPS}/*.gz", settings=web.settings).returncode == 0
+    assert fetched(tmp_path) == NUMBERS and web.server.asked().count(f"{HOST}/dumps/") == 1
+
+
+def test_a_server_that_refuses_head_requests_is_asked_otherwise(tmp_path: Path, web: Web) -> None:
+    web.site.always = dict.fromkeys(web.site.files, no_head)
+    done = fetch(tmp_path, f"{DUMPS}/*.gz", settings=web.settings)
+    assert done.returncode == 0, done
+    assert fetched(tmp_path) == NUMBERS
+
+
+def test_equal_listings_give_equal_folders_whatever_the_concurrency_and_the_order_of_the_page(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "abc"]
+    for folder, concurrency, order in zip(folders, (1, 8, 3), (sorted, sorted, reversed), strict=True):
+        site = Site(below(HOST, NUMBERS), lambda path, names, order=order: nginx_page(path, order(list(names))))
+        with serving(site) as server:
+            settings = (f"fetch.concurrency={concurrency}", *at(server))
+            assert fetch(folder, f"{DUMPS}/*.gz", settings=settings).returncode == 0
+    assert fetched(folders[0]) == NUMBERS
+    assert everything(folders[0]).keys() == everything(folders[1]).keys() == everything(folders[2]).keys()
+    assert fetched(folders[0]) == fetched(folders[1]) == fetched(folders[2])
+
+
+def test_two_sources_of_one_command_lie_apart(tmp_path: Path, web: Web) -> None:
+    web.site.files |= below(HOST, {"0.jsonl.gz": b"another"}, "more")
+    done = fetch(tmp_path, f"{DUMPS}/0*.gz", f"https://{HOST}/more/0.jsonl.gz", settings=web.settings)
+    assert done.returncode == 0, done
+    found = [path.read_bytes() for path in tmp_path.rglob("0.jsonl.gz")]
+    assert sorted(found) == sorted([b"another", NUMBERS["0.jsonl.gz"]])
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (f"{DUMPS}/*.nothing", ".nothing"),
+        (f"https://{HOST}/nowhere/*.gz", "nowhere"),
+        (f"{DUMPS}/nothing.gz", "nothing.gz"),
+        (f"https://user:hunter2@{HOST}/dumps/*.gz", "password"),
+        (f"{DUMPS}/0.jsonl.gz?token=hunter2", "query"),
+        (f"{DUMPS}/0.jsonl.gz#hunter2", "query"),
+        ("ftp://files.example/dumps/*.gz", "ftp"),
+        ("https:///dumps/*.gz", "host"),
+    ],
+)
+def test_what_cannot_be_a_source_is_refused_in_one_line(url: str, said: str, tmp_path: Path, web: Web) -> None:
+    done = fetch(tmp_path / "out", url, settings=web.settings)
+    assert_one_line_error(done, said)
+    assert "hunter2" not in done.stderr + done.stdout and fetched(tmp_path / "out") == {}
+    if "hunter2" in url:
+        assert web.server.requests == []
+
+
+def private(server: Server) -> str:
+    return f"http://{server.address}/dumps"
+
+
+def test_private_addresses_are_refused_unless_they_are_allowed(tmp_path: Path, web: Web) -> None:
+    web.site.files |= below(web.server.address, NUMBERS)
+    contact = "scrape.contact=me@here.example"
+    assert_one_line_error(fetch(tmp_path, f"{private(web.server)}/0.jsonl.gz", settings=(contact,)), "private")
+    assert web.server.requests == []
+    done = fetch(
+        tmp_path, f"{private(web.server)}/0.jsonl.gz", settings=(contact, "blacklist.allow_private_hosts=true")
+    )
+    assert done.returncode == 0, done
+    assert fetched(tmp_path) == {"0.jsonl.gz": NUMBERS["0.jsonl.gz"]}
+
+
+def test_site_owners_see_who_asks(tmp_path: Path, web: Web) -> None:
+    fetch(tmp_path, f"{DUMPS}/*.gz", settings=(*web.settings, "scrape.contact=me@here.example"))
+    assert {request.headers["user-agent"] for request in web.server.requests} == {"urls-to-gpt2/0.1 (me@here.example)"}

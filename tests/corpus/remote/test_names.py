@@ -1,0 +1,110 @@
+"""Names of remote files that could leave the folder, overwrite another file, or fit no disk."""
+
+import time
+import tracemalloc
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+from xml.sax.saxutils import escape
+
+import pytest
+
+from tests.corpus.remote.conftest import Web
+from tests.corpus.remote.fetching import DUMPS, HOST, fetch, fetched, listed
+from tests.corpus.remote.servers import S3, Answer, Hub, Request, serving
+from tests.helpers import assert_one_line_error
+
+BAD = {
+    "parent": "../escape.gz",
+    "parent inside": "a/../../escape.gz",
+    "here": "./here.gz",
+    "absolute": "/tmp/escape.gz",
+    "empty component": "a//b.gz",
+    "zero byte": "a\0b.gz",
+    "line feed": "a\nb.gz",
+    "backslash": "..\\escape.gz",
+    "long": f"{'n' * 297}.gz",
+    "long with .tmp": f"{'n' * 250}.gz",
+}
+
+
+@pytest.mark.parametrize("name", BAD.values(), ids=BAD)
+def test_a_name_that_is_no_path_below_the_folder_is_refused_before_anything_is_fetched(
+    name: str, tmp_path: Path, hub: Hub
+) -> None:
+    hub.push({f"x/{name}": b"bad", "x/good.gz": b"good"})
+    folder = tmp_path / "run" / "fetch"
+    for pattern in ("x/*", "x/*/*", "x/*/*/*"):
+        fetch(folder, f"hf://datasets/me/texts/{pattern}")
+    outside = [path for path in tmp_path.rglob("*escape.gz*") if not path.is_relative_to(folder)]
+    assert outside == [] and not Path("/tmp/escape.gz").exists()
+
+
+def test_names_in_a_bucket_that_would_overwrite_each_other_are_refused(tmp_path: Path, s3: S3) -> None:
+    s3.make_bucket("overwrite", {"x/a": b"file", "x/a/b": b"in folder"})
+    assert_one_line_error(fetch(tmp_path, "s3://overwrite/x/**"), "'a'", "'a/'")
+
+
+@pytest.mark.parametrize("names", [("A.gz", "a.gz"), ("in/a.gz", "IN/b.gz"), ("Ä.gz", "ä.gz")])
+def test_names_that_differ_in_case_only_are_refused(names: tuple[str, str], tmp_path: Path, hub: Hub) -> None:
+    hub.push({f"x/{name}": name.encode() for name in names})
+    clash = [name if "/" not in name else name.partition("/")[0] for name in names]
+    assert_one_line_error(fetch(tmp_path, "hf://datasets/me/texts/x/**"), *clash)
+    assert fetched(tmp_path) == {}
+
+
+def test_hidden_files_are_left_out_as_by_a_shell(tmp_path: Path, s3: S3) -> None:
+    s3.make_bucket("hidden", {"x/.a.gz": b"hidden", "x/a.gz": b"a", ".x/a.gz": b"in a hidden folder"})
+    assert fetch(tmp_path, "s3://hidden/*/*.gz").returncode == 0
+    assert fetched(tmp_path) == {"x/a.gz": b"a"} or fetched(tmp_path) == {"a.gz": b"a"}
+
+
+def test_a_file_named_like_the_temporary_one_of_another_is_left_out(tmp_path: Path, s3: S3) -> None:
+    s3.make_bucket("temporary", {"x/a": b"a" * 50_000, "x/a.tmp": b"temporary"})
+    done = fetch(tmp_path, "s3://temporary/x/*")
+    assert done.returncode == 0, done
+    assert fetched(tmp_path) == {"a": b"a" * 50_000}
+
+
+@pytest.mark.parametrize(
+    "link", ["..%2F..%2Fescape.gz", "%2e%2e/escape.gz", "%2Ftmp%2Fescape.gz", "a%00b.gz", "a%0Ab.gz"]
+)
+def test_links_with_encoded_slashes_and_dots_leave_no_folder(link: str, tmp_path: Path, web: Web) -> None:
+    web.site.pages[f"{HOST}/dumps/"] = f"<a href='{link}'>x</a><a href='0.jsonl.gz'>y</a>".encode()
+    folder = tmp_path / "run" / "fetch"
+    fetch(folder, f"{DUMPS}/*.gz", settings=web.settings)
+    assert [path for path in tmp_path.rglob("*escape*") if not path.is_relative_to(folder)] == []
+    assert set(fetched(folder)) <= {"0.jsonl.gz"}
+
+
+class Many:
+    """A bucket of 100,000 objects, as S3 lists them: 1,000 per page."""
+
+    COUNT = 100_000
+
+    def __call__(self, request: Request) -> Answer:
+        query = {key: values[0] for key, values in parse_qs(urlsplit(request.path).query).items()}
+        start = int(query.get("continuation-token", 0))
+        end = min(start + 1000, self.COUNT)
+        entries = "".join(
+            f"<Contents><Key>{escape(query['prefix'])}part-{n:06}.jsonl.zst</Key><LastModified>2026-11-29T16:02:00Z"
+            f"</LastModified><ETag>&quot;{n:032x}&quot;</ETag><Size>{n}</Size></Contents>"
+            for n in range(start, end)
+        )
+        more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{end}</NextContinuationToken>"
+        answer = f"<ListBucketResult>{entries}{more if end < self.COUNT else ''}</ListBucketResult>"
+        return Answer(answer.encode()).but(content_type="application/xml")
+
+
+@pytest.mark.slow
+def test_100_000_names_are_listed_within_megabytes(tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Many()) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
+        tracemalloc.start()
+        started = time.process_time()
+        done = fetch(tmp_path, "s3://many/x/*.zst", options=("--list",))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(server.requests) == 100
+    assert done.returncode == 0 and listed(tmp_path)[-1] == "part-099999.jsonl.zst", done.stderr
+    print(f"{peak / 1e6:.0f} MB, {time.process_time() - started:.1f} CPU s with the server")
+    assert peak < 150e6
