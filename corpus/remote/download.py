@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from common.errors import InputError
+from common.errors import InputError, OutageError, ToolkitError
 from common.files import fsync
 from common.progress import Meter
 from common.settings import CorpusSettings
@@ -40,25 +40,33 @@ class Downloader:
     def fetch(self, files: Sequence[Entry], folder: Path) -> None:
         """Fetch files to their names below `folder`.
 
-        Raises OutageError if the network is down. Of errors that a person must cure the first, when
-        all other files are there.
+        When all other files are there, raises the first error that a person must cure, or else the
+        first OutageError; that at once if one file after the other fails.
         """
         asyncio.run(self._fetch(files, folder))
 
     async def _fetch(self, files: Sequence[Entry], folder: Path) -> None:
-        waiting, errors = iter(files), list[InputError]()
+        waiting, most = iter(files), self._settings.fetch.concurrency
+        errors, outages = list[ToolkitError](), list[OutageError]()
 
         async def worker() -> None:
             for file in waiting:
                 try:
                     await self._file(file, folder / file.name)
-                except InputError as error:
+                    outages.clear()
+                except OutageError as error:
+                    outages.append(error)
                     errors.append(error)
+                    if len(outages) > most:
+                        raise
+                except InputError as error:
+                    errors.insert(0, error)
 
         async with Client(self._settings, self._store.guarded) as self._client:
-            await asyncio.gather(*(worker() for _ in range(self._settings.fetch.concurrency)))
+            await asyncio.gather(*(worker() for _ in range(most)))
         if errors:
-            raise InputError(f"{errors[0]}" + (f" (and {len(errors) - 1:,} more files)" if errors[1:] else ""))
+            more = f" (and {len(errors) - 1:,} more files)" if errors[1:] else ""
+            raise type(errors[0])(f"{errors[0]}{more}")
 
     async def _file(self, file: Entry, target: Path) -> None:
         part, name = target.with_name(f"{target.name}.tmp"), self._listing.root + file.name
