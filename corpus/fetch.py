@@ -20,6 +20,7 @@ from glob import escape
 from pathlib import Path
 
 from common import cli
+from common.config import validate
 from common.console import say
 from common.errors import InputError
 from common.files import document_writer, open_locked, write_json
@@ -33,6 +34,7 @@ from corpus.remote.listing import Listing
 from corpus.remote.stores import open_store
 from corpus.runner import Drop, ShardStep, grouped
 
+_USED = {"fetch", "scrape", "blacklist", "max_bad_share"}  # settings
 Pairs = Sequence[tuple[SourceSettings, Listing]]
 
 
@@ -61,7 +63,7 @@ def fetch(pairs: Pairs, folder: Path, settings: CorpusSettings) -> None:
         raise InputError(f"{folder}: {amount(kept)} to fetch, and {amount(free)} are free; {cure}")
     total = 0 if None in sizes else sum(size or 0 for size in sizes)
     with Meter("fetch", "files", len(sizes), size=total) as meter:
-        for source, listing, files in missing:
+        for source, listing, files in (each for each in missing if each[2]):
             downloader = Downloader(*open_store(source, listing.root, settings), listing, settings, meter)
             origin = listings.origin_in(folder, [(source, listing)])
             for group in grouped(files, lambda _: 1, len(files) if source.keep else settings.fetch.concurrency):
@@ -98,8 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     settings = cli.read_settings(arguments)
     if arguments.input:
-        sources = [SourceSettings(path=url) for url in arguments.input]
-        settings = settings.model_copy(update={"sources": sources})
+        sources = [{"path": url} for url in arguments.input]
+        settings = validate({"run": settings.run, "sources": sources, **settings.model_dump(include=_USED)}, "--input")
     if not settings.remote_sources or (arguments.config or arguments.output_dir) is None:
         raise InputError("name URLs with --input and --output-dir, or a --config with URLs under `sources`")
     listings.check_extras(settings)

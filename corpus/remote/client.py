@@ -1,15 +1,15 @@
 """HTTP requests for files of any store: redirects, credentials and private addresses.
 
 A request to a plain web server, which is `guarded`, is held to the rules of scraping: no private
-address, also after a redirect, and a User-Agent with a contact. Stores with an API are reached
-where their environment says. Proxies and ~/.netrc count for all.
+address, also after a redirect, and a User-Agent with a contact; passwords are from ~/.netrc. Stores
+with an API are reached where their environment says. Proxies count for all.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from yarl import URL
@@ -27,6 +27,7 @@ _PAGE = 1 << 26  # bytes of a directory page or a list of paths
 NO_HEAD = (405, 501)
 """The status codes of servers that do not answer HEAD."""
 CREDENTIALS = "set HF_TOKEN, AWS_PROFILE or ~/.netrc; `anonymous: true` reads a public bucket"
+MISSING = f"not there (HTTP 404), or private: {CREDENTIALS}; --renew lists the source again"
 Result = TypeVar("Result")
 
 
@@ -53,7 +54,7 @@ class Client:
     async def __aenter__(self) -> "Client":
         by_proxy = bool({"http", "https"} & getproxies().keys())  # it resolves the names, and may be private itself
         unguarded = self._allow_private or by_proxy or not self._guarded
-        self._session = open_session(self._scrape, unguarded, trust_env=True)
+        self._session = open_session(self._scrape, unguarded, trust_env=self._guarded)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -73,7 +74,7 @@ class Client:
             for _ in range(self._scrape.max_redirects + 1):
                 target, own = self._target(url, name)
                 async with self._session.request(
-                    method, target, headers=headers | own, allow_redirects=False
+                    method, target, headers=headers | own, allow_redirects=False, proxy=self._proxy(target)
                 ) as response:
                     if response.status not in REDIRECTS or "Location" not in response.headers:
                         _check(response, name)
@@ -81,7 +82,10 @@ class Client:
                         return
                     here = URL(url, encoded=True)
                     there = here.join(URL(response.headers["Location"], encoded=True))
-                    if there.origin() != here.origin():  # credentials are for the store alone
+                    if (there.scheme, there.authority) != (
+                        here.scheme,
+                        here.authority,
+                    ):  # credentials are for the store
                         headers = {key: value for key, value in headers.items() if key.lower() != "authorization"}
                     url = str(there)
             raise InputError(f"{name}: more than {self._scrape.max_redirects} redirects (scrape.max_redirects)")
@@ -118,6 +122,11 @@ class Client:
                 wait = max(error.wait, min(_LONGEST_WAIT, self._fetch.retry_delay * 2 ** (failures - 1)))
             await asyncio.sleep(wait)
 
+    def _proxy(self, target: URL) -> str | None:
+        """The proxy of a store with an API; with `trust_env`, ~/.netrc would count, too."""
+        by_proxy = not self._guarded and not proxy_bypass(target.host or "")
+        return getproxies().get(target.scheme) if by_proxy else None
+
     def _target(self, url: str, name: str) -> tuple[URL, dict[str, str]]:
         """Where to send the request for a URL, and headers for that. Raises InputError."""
         if not self._guarded:
@@ -148,7 +157,7 @@ def _check(response: Any, name: str) -> None:
     if status in (200, 203, 206, 412, 416) or (response.method == "HEAD" and status in NO_HEAD):
         return
     if status in (404, 410):
-        raise MissingError(f"{name}: not there (HTTP {status}); if it was removed, --renew lists the source again")
+        raise MissingError(f"{name}: {MISSING}")
     if status in (401, 403):
         raise InputError(f"{name}: access refused (HTTP {status}); {CREDENTIALS}")
     if status in (408, 429) or status >= 500:

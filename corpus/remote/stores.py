@@ -22,7 +22,7 @@ from yarl import URL
 
 from common.errors import InputError, OutageError
 from common.settings import CorpusSettings, SourceSettings
-from corpus.remote.client import CREDENTIALS, NO_HEAD, Client, MissingError
+from corpus.remote.client import CREDENTIALS, MISSING, NO_HEAD, Client, MissingError
 from corpus.urls.url import PATH_CHARACTERS
 
 _AT_ONCE = 16  # requests for details of files
@@ -83,7 +83,9 @@ def open_store(source: SourceSettings, url: str, settings: CorpusSettings) -> tu
         if not (match := re.fullmatch(r"datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?(.*)", rest)):
             raise InputError(f"{url}: give hf://datasets/OWNER/NAME/PATH or hf://datasets/OWNER/NAME@REVISION/PATH")
         return Hub(match[1], match[2]), match[3]
-    site, _, path = rest.partition("/")
+    site, slash, path = rest.partition("/")
+    if not (site and slash):
+        raise InputError(f"{url}: give s3://BUCKET/PATH or https://HOST/PATH")
     return (Bucket(site, source.anonymous) if scheme == "s3" else Web(f"{scheme}://{site}/", settings)), path
 
 
@@ -95,7 +97,7 @@ class Hub(Store):
 
         self._api, self._name = HfApi(), name
         if not re.fullmatch("[0-9a-f]{40}", revision or ""):
-            with _errors(f"hf://datasets/{name}"):
+            with _errors(f"hf://datasets/{name}" + (f"@{revision}" if revision else "")):
                 revision = self._api.dataset_info(name, revision=revision).sha
         self._at: Any = {"repo_type": "dataset", "revision": revision}
         self.root = f"hf://datasets/{name}@{revision}/"
@@ -280,9 +282,9 @@ def _errors(name: str) -> Iterator[None]:
         metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
         status = int(metadata.get("HTTPStatusCode", 0) or getattr(response, "status_code", 0))
         if status == 404:
-            raise MissingError(f"{name}: does not exist, or is private: {CREDENTIALS}") from None
+            raise MissingError(f"{name}: {MISSING}") from None
         if status in (401, 403) or "Credential" in kind or "Profile" in kind:
             raise InputError(f"{name}: access refused ({kind}); {CREDENTIALS}") from None
-        if 400 <= status < 500 and status not in (408, 429):
-            raise InputError(f"{name}: {kind}, HTTP {status}") from None
-        raise OutageError(f"{name}: {kind}, HTTP {status}; rerun to continue") from None
+        if status in (408, 429) or status >= 500 or re.search("Connect|Timeout|HTTPClient|Read|Write|Protocol", kind):
+            raise OutageError(f"{name}: {kind}, HTTP {status}; rerun to continue") from None
+        raise InputError(f"{name}: {kind}, HTTP {status}") from None
