@@ -85,7 +85,7 @@ def open_store(source: SourceSettings, url: str, settings: CorpusSettings) -> tu
         return Hub(match[1], match[2]), match[3]
     site, slash, path = rest.partition("/")
     if not (site and slash):
-        raise InputError(f"{url}: give s3://BUCKET/PATH or https://HOST/PATH")
+        raise InputError(f"{url}: names no host or bucket, or no path below it")
     return (Bucket(site, source.anonymous) if scheme == "s3" else Web(f"{scheme}://{site}/", settings)), path
 
 
