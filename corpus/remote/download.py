@@ -22,6 +22,7 @@ from common.settings import CorpusSettings
 from corpus.remote.client import Client, TemporaryError
 from corpus.remote.listing import Listing
 from corpus.remote.stores import Entry, Store, validator
+from corpus.scrape.network import exit_on_signals
 
 _BLOCK = 1 << 23  # bytes between two flushes to the disk
 _PIECE = 1 << 20  # bytes that are read at a time
@@ -62,8 +63,9 @@ class Downloader:
                 except InputError as error:
                     errors.insert(0, error)
 
-        async with Client(self._settings, self._store.guarded) as self._client:
-            await asyncio.gather(*(worker() for _ in range(most)))
+        with exit_on_signals():
+            async with Client(self._settings, self._store.guarded) as self._client:
+                await asyncio.gather(*(worker() for _ in range(most)))
         if errors:
             more = f" (and {len(errors) - 1:,} more files)" if errors[1:] else ""
             raise type(errors[0])(f"{errors[0]}{more}")

@@ -140,12 +140,12 @@ class Bucket(Store):
         config = Config(signature_version=UNSIGNED if anonymous else "s3v4", max_pool_connections=_AT_ONCE)
         with _errors(self.root):
             self._client = boto3.client("s3", config=config)
-            try:
-                answer = self._client.head_bucket(**self._bucket)
-            except ClientError as error:  # names the region, too
-                answer = error.response
-            if region := answer["ResponseMetadata"].get("HTTPHeaders", {}).get("x-amz-bucket-region"):
-                self._client = boto3.client("s3", config=config, region_name=region)
+            if ".amazonaws." in self._client.meta.endpoint_url:  # signed URLs are for the bucket's region
+                try:
+                    headers = self._client.head_bucket(**self._bucket)["ResponseMetadata"]["HTTPHeaders"]
+                except ClientError as error:  # names it, too
+                    headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
+                self._client = boto3.client("s3", config=config, region_name=headers.get("x-amz-bucket-region"))
 
     def entries(self, folder: str) -> Iterator[Entry]:
         """See `Store`."""
