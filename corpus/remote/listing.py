@@ -11,7 +11,7 @@ has changed since is refused, and only a renewal lists again.
 import gzip
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -88,7 +88,7 @@ def write_listing(folder: Path, source: SourceSettings, listing: Listing) -> str
     for name in changed:
         for fetched in (name, f"{name}.tmp", name + PIECE):
             (folder / source.key / fetched).unlink(missing_ok=True)
-    write_json(folder / f"{source.key}.json", asdict(listing))
+    write_json(folder / f"{source.key}.json", listing)
     gone = len(then.keys() - now)
     return f"{len(now.keys() - then):,} files are new, {len(changed) - gone:,} have changed, {gone:,} are gone"
 

@@ -29,7 +29,7 @@ _AT_ONCE = 16  # requests for details of files
 _MD5 = re.compile(r'etag:"([0-9a-f]{32})(-\d+)?"')
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A file of a store, or a folder, whose name ends with a slash."""
 
