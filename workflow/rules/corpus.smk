@@ -91,16 +91,26 @@ rule scrape:
         "--allow-empty {params.resolve} " + ARCHIVE + " > {log:q} 2>&1"
 
 
+def texts_to_read(wildcards):
+    check(checks.check_sources)
+    return made_here(source.path for source in settings.sources)
+
+
+# Opens every file.
+HAS_PAGES = snakefile.or_exit(lambda: settings.has_pages)()
+
+
 rule ingest:
     input:
-        made_here(source.path for source in settings.sources),
+        texts_to_read,
     output:
         stats=result("ingest"),
     log:
         RUN / "logs/ingest.log",
-    threads: 2 if settings.has_pages else 1
+    threads: 2 if HAS_PAGES else 1
+    priority: 1  # before scrape, so that an error in a source is known at once, not when days of fetching end
     resources:
-        **needs("ingest", 4000 if settings.has_pages else 2000, minutes=24 * 60),
+        **needs("ingest", 4000 if HAS_PAGES else 2000, minutes=24 * 60),
     params:
         settings=keys("ingest"),
         shards=settings.shards,
