@@ -83,11 +83,11 @@ def test_nothing_is_refused_that_ingest_accepts(tmp_path: Path, monkeypatch: pyt
     for number in range(100):
         files = {}
         for name, good, bad in draw.choices(kinds, k=2):
-            for _ in range(draw.choice([1, 2, 8])):
-                blocks = [bad * draw.choice([0, 0, 1, 9, 10, 12]), good * draw.choice([0, 1, 30])]
+            for _ in range(draw.choice([1, 2, 12])):
+                blocks = [bad * draw.choice([0, 0, 0, 1, 9, 10, 12]), good * draw.choice([0, 1, 90])]
                 blocks = blocks if draw.random() < 0.5 and name.endswith("jsonl") else blocks[::-1]
                 files[name.format(f"f{len(files)}")] = b"".join(blocks) or good
-        sources, share = write(tmp_path / str(number), files), draw.choice([0.001, 0.1, 0.5])
+        sources, share = write(tmp_path / str(number), files), draw.choice([0.001, 0.1, 0.3, 0.5])
         before, then = said(preview, sources, share), ingested(sources, tmp_path, share)
         assert then or not before, (files, share, before)
         seen[bool(before), bool(then)] += 1
