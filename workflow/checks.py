@@ -152,11 +152,12 @@ def _is_ingested(settings: Settings) -> bool:
     try:
         if not stats.is_file() or load_run(settings.run).sources != settings.sources:
             return False
-        read = {name: (then["size"], then["mtime_ns"]) for name, then in read_json(stats)["inputs"].items()}
+        inputs = {Path(name): (then["size"], then["mtime_ns"]) for name, then in read_json(stats)["inputs"].items()}
     except (ToolkitError, KeyError):  # damaged
         return False
-    now = {str(path): path.stat() for path in steps.read_by("ingest", settings)}
-    return read == {name: (status.st_size, status.st_mtime_ns) for name, status in now.items()}
+    read = {path: then for path, then in inputs.items() if not path.is_relative_to(settings.run)}
+    now = {path: path.stat() for path in steps.read_by("ingest", settings)}
+    return read == {path: (status.st_size, status.st_mtime_ns) for path, status in now.items()}
 
 
 def check_evaluation(settings: Settings) -> None:

@@ -67,8 +67,8 @@ def preview(sources: Sequence[SourceSettings], max_bad_share: float | None, know
             with _in_one_line(path), suppress(_Enough):
                 for _ in islice(READERS[format](path, exact, tried), None if is_small else JUDGED):
                     pass
-    notes = [f"{tried.first}; {tried.bad} of {tried.lines} {tried.unit}s that were tried" for tried in (lines, texts)]
-    notes = [line for line, tried in zip(notes, (lines, texts), strict=True) if tried.bad and not is_small]
+    uncertain = [] if is_small else [tried for tried in (lines, texts) if tried.bad]
+    notes = [f"{bad.first}; {bad.bad} of {bad.lines} {bad.unit}s that were tried are bad" for bad in uncertain]
     if max_bad_share is not None and all(found):
         if is_small:
             lines.check()
@@ -76,7 +76,7 @@ def preview(sources: Sequence[SourceSettings], max_bad_share: float | None, know
             texts.lines = count  # there are no more
         texts.check()
     for line in notes:
-        note(f"{line} are bad; max_bad_share limits their share of all")
+        note(f"{line}; max_bad_share limits their share of all")
 
 
 def _files(source: SourceSettings, known: Collection[str]) -> list[Path]:

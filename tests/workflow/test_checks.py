@@ -148,7 +148,9 @@ def test_sources_are_read_before_ingest_and_not_again_until_they_change(tmp_path
     with refused():
         check_sources(settings)
     write_settings(settings, run / "config.yaml")
-    write_json(run / "ingest/stats.json", {"inputs": {str(notes): fingerprint(notes)}})
+    write_json(
+        run / "ingest/stats.json", {"inputs": {str(path): fingerprint(path) for path in (notes, run / "config.yaml")}}
+    )
     check_sources(settings)
     check_sources(Settings(run=tmp_path / "next", base=run, sources=others))
     with refused():
