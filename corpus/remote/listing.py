@@ -238,6 +238,8 @@ def check_extras(settings: CorpusSettings) -> None:
         library = _LIBRARIES.get(source.path.partition("://")[0])
         if library and find_spec(library) is None:
             raise ConfigError(f"sources: {source.path} needs {library}; pip install 'urls-to-gpt2[remote]'")
+        if source.path.endswith((".parquet", ".arrow")) and find_spec("pyarrow") is None:
+            raise ConfigError(f"sources: {source.path} needs pyarrow; pip install 'urls-to-gpt2[parquet]'")
         if not library and not (settings.scrape.contact or settings.scrape.resolve):
             raise ConfigError(f"scrape.contact is empty: set a mail address or page to fetch {source.path}")
 
