@@ -47,9 +47,10 @@ def train(settings: Settings, name: str) -> int:
         return plan
 
     with joined(launch, folder, settings.cluster, check) as (world, plan):
-        starting(launch.rank, "plans memory and time")
+        starting(launch.rank, "imports the trainer")
         from training.job import run_training  # imports torch for seconds: after every check that needs none
 
+        starting(launch.rank, "plans memory and time")
         plan, chosen = fit_plan(plan, settings, world)
         finished = run_training(plan, folder, world, settings_text(chosen))
         ignore_signals()

@@ -50,6 +50,7 @@ def test_a_run_writes_its_curves_settings_and_done_json(tiny_run: Path) -> None:
         "opens the data",
         "opens the device",
         "connects the 2 processes",
+        "imports the trainer",
         "plans memory and time",
         "checks the nodes and their connections",
         "builds the model",
