@@ -38,7 +38,6 @@ _WINDOW = 30.0  # seconds over which rates are averaged
 _LOGS = 32  # of a step that are read at a time
 _BAR = 12  # columns of a step's bar
 _SHARE = re.compile(r"(?<=\s)(\d+)/([1-9]\d*)(?=[\s,])")  # in the line of a meter or a training
-
 _LEFT = re.compile(r", ((?:\d+ days?, )?\d+:\d\d:\d\d) left\b")  # there, too
 
 
@@ -156,7 +155,7 @@ class _TimeLeft(TimeRemainingColumn):
     def render(self, task: Task) -> Text:
         """`0:02:01 left`; empty if it is not known."""
         left = task.fields["left"] or super().render(task).plain
-        return Text("" if left.startswith("-") else f"{left} left", style="progress.remaining")
+        return Text(f"{left} left" if left[:1].isdigit() else "", style="progress.remaining")
 
 
 @contextmanager
@@ -186,9 +185,9 @@ def watch(poll: Callable[[], Sequence[Running]]) -> Iterator[None]:
             for step in steps:
                 done, line, left = step.poll()
                 if step.name not in tasks:
-                    tasks[step.name] = bars.add_task(step.name, line="", left="")
+                    tasks[step.name] = bars.add_task(step.name, total=None, line="", left="")
                 line = f"{step.finished}/{step.jobs} jobs  {line}" if step.jobs > 1 else line
-                total = step.jobs if done else None  # None: the bar only says that it runs
+                total = step.jobs if done else None  # None changes nothing: at first the bar only says that it runs
                 bars.update(tasks[step.name], total=total, completed=done, line=line, left=left)
 
     thread = Thread(target=draw, daemon=True)

@@ -16,6 +16,7 @@ The rest listens to the events of Snakemake's log, as its logger plugins do. See
 
 - Before jobs start or are planned (-n), it says what changed settings make them do again.
 - `-n --quiet` prints the table of jobs.
+- A terminal shows two files of a job's long list.
 - A job that ends with exit code 2 is not tried again: its input or settings are wrong.
 - A target that no rule makes is one line that names the closest one, and exit code 2.
 
