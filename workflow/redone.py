@@ -36,8 +36,8 @@ def describe(settings: Settings, again: Iterable[str], first: Iterable[str] = ()
     except ConfigError:  # damaged; it is written again
         return ""
     given, own = given_in(last), {*names(settings.model_dump(mode="json", exclude_defaults=True))}
-    # a default that changed with the toolkit is no changed setting
-    differ = [line for line in changes(then, now) if given is None or line.partition(" ")[0] in given | own]
+    # a default that changed with the toolkit is no changed setting, unless it repeats a step
+    differ = [line for line in changes(then, now) if again or given is None or line.partition(" ")[0] in given | own]
     changed = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in differ]
     if not changed:
         return ""
