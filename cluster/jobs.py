@@ -23,6 +23,8 @@ from common.config import read_yaml
 from common.console import note
 from common.errors import ConfigError, InputError
 from common.files import read_json, write_json
+from common.job_log import last_lines
+from training.launch.rank import STARTING
 from training.model_folder import stopped_mark
 from training.monitoring.heartbeat import progress_of
 
@@ -205,12 +207,25 @@ def current_state(folder: Path, job: Job, queued: QueuedJob | None) -> State:
 
 
 def progress(folder: Path, job: Job, state: State) -> str:
-    """One line: the job's state, and the progress of its training."""
-    line, last = f"{folder.name}: job {job.id} {state}", progress_of(folder)
-    if not last or state.state != "running":
-        return line
-    done = f"iteration {last['done']}/{total_iterations(folder, job) or '?'}"
-    return f"{line} | {done}, loss {last['loss']:.4f}, {timedelta(seconds=last['seconds_left'])} left"
+    """One line: how far the job's training is, or what its start does, and the job's state."""
+    line = f"job {job.id} {state}"
+    if state.state == "running":
+        last = progress_of(folder)
+        what = f"iteration {last['done']}/{total_iterations(folder, job) or '?'}" if last else beginning(folder, job)
+        loss = f", loss {last['loss']:.4f}" if "loss" in last else ""  # first: a terminal cuts off the end
+        left = f", {timedelta(seconds=last['seconds_left'])} left" if "seconds_left" in last else ""
+        line = f"{what}{loss}{left}; {line}" if what else line
+    return f"{folder.name}: {line}"
+
+
+def beginning(folder: Path, job: Job) -> str:
+    """What a job that runs does before its first iteration, by rank 0's log; empty if unknown."""
+    with suppress(OSError):
+        if progress_of(folder):
+            return ""
+        lines = [line for line in last_lines(log_path(job))[0] if line.startswith((STARTING, "iteration "))]
+        return lines[-1].removeprefix(STARTING) if lines and lines[-1].startswith(STARTING) else ""
+    return ""
 
 
 def total_iterations(folder: Path, job: Job | None) -> int | None:

@@ -130,7 +130,7 @@ def model_status(folder: Path, job: Job | None, known: Mapping[str, QueuedJob]) 
             iteration = read_json(done)["iteration"]
     beat, loss = progress_of(folder), _number(train.get("lm_loss"))
     if beat and beat["done"] > (iteration or 0):
-        iteration, loss = beat["done"], _number(beat["loss"])
+        iteration, loss = beat["done"], _number(beat.get("loss"))
     if job is not None and status["state"] == "running":
         hangs = f"hangs in {beat['hangs_in']}" if "hangs_in" in beat else ""
         status["reason"] = hangs or _fewer_nodes(folder, job) or status["reason"]

@@ -165,7 +165,8 @@ def _final_state(folder: Path, job: Job, max_restarts: int) -> State:
             state = requeue_dead(folder, job, state, max_restarts)  # its batch script was killed
         if state.state in FINAL:
             return state if state.time else jobs.write_state(folder, state)
-        ticker.show(partial(jobs.progress, folder, job, state))
+        begins = jobs.beginning(folder, job) if state.state == "running" else ""
+        ticker.show(partial(jobs.progress, folder, job, state), begins)
     raise AssertionError
 
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "demo": "workflow.demo",
     "corpus.blacklist": "corpus.blacklist",
     "corpus.scrape": "corpus.scrape",
+    "corpus.fetch": "corpus.fetch",
     "corpus.ingest": "corpus.ingest",
     "corpus.clean": "corpus.clean",
     "corpus.dedup": "corpus.dedup",

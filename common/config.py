@@ -178,7 +178,7 @@ def load_settings(
     With `name` they apply to a copy of the model with this name. Raises ConfigError for an
     unreadable file, an unknown key or model, a name that is taken, or an override without `=`.
     """
-    raw = of_this_version(read_yaml(path), _given(path.read_text(encoding="utf-8-sig")))
+    raw = of_this_version(read_yaml(path), given_in(path))
     models = raw.get("models") or {}
     if model is not None and model not in models:
         hint = closest(model, models)
@@ -197,9 +197,9 @@ def settings_text(settings: Settings) -> str:
     return f"{text}{_GIVEN}{json.dumps([*names(given)])}\n"
 
 
-def _given(text: str) -> set[str] | None:
-    """The keys that differ from their default, as a resolved file names them; else None."""
-    last = text.rstrip().rpartition("\n")[2]
+def given_in(path: Path) -> set[str] | None:
+    """The keys that differ from their default, as a resolved file names them; None for another."""
+    last = path.read_text(encoding="utf-8-sig").rstrip().rpartition("\n")[2]
     with suppress(ValueError):  # cut short
         return set(json.loads(last.removeprefix(_GIVEN))) if last.startswith(_GIVEN) else None
     return None

@@ -39,16 +39,16 @@ def finish() -> None:
         say(f"finished after {time.monotonic() - _STARTED:.1f} s; largest process {peak / 1e6:.0f} MB")
 
 
-def last_line(path: Path) -> tuple[str, float]:
-    """The last line of a log, of up to 4 KB, and its date in Unix time."""
+def last_lines(path: Path) -> tuple[list[str], float]:
+    """The lines in the last 4 KB of a log, at least an empty one, and its date in Unix time."""
     with path.open("rb") as log:
         status = os.fstat(log.fileno())
         log.seek(max(0, status.st_size - 4096))
-        return log.read().decode(errors="replace").rstrip().rpartition("\n")[2], status.st_mtime
+        return log.read().decode(errors="replace").rstrip().split("\n"), status.st_mtime
 
 
 def read(path: Path) -> JobTime | None:
     """The time and memory in a log; None while its command runs, and if it failed."""
-    line, ended = last_line(path)
-    match = _LAST_LINE.search(line)
+    lines, ended = last_lines(path)
+    match = _LAST_LINE.search(lines[-1])
     return JobTime(float(match[1]), int(match[2]), ended) if match else None

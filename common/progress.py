@@ -20,21 +20,25 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column
+from rich.text import Text
 
 from common.console import is_quiet
-from common.job_log import last_line
+from common.job_log import last_lines
 
 LOG_INTERVAL = 10.0  # seconds between two lines in a log
 _BAR_INTERVAL = 1.0  # seconds between two updates of the rates on a terminal
 _WINDOW = 30.0  # seconds over which rates are averaged
 _LOGS = 32  # of a step that are read at a time
+_BAR = 12  # columns of a step's bar
 _SHARE = re.compile(r"(?<=\s)(\d+)/([1-9]\d*)(?=[\s,])")  # in the line of a meter or a training
+_LEFT = re.compile(r", ((?:\d+ days?, )?\d+:\d\d:\d\d) left\b")  # there, too
 
 
 class Meter:
@@ -43,11 +47,14 @@ class Meter:
     with Meter("clean", "documents") as meter:
         meter.advance()
 
-    `lines=False`: only a bar, for a command with its own log lines.
+    `lines=False`: only a bar, for a command with its own log lines. With the `size` of all items in
+    bytes, which differ, the remaining time is that of the bytes.
     """
 
-    def __init__(self, label: str, unit: str, total: int | None = None, done: int = 0, *, lines: bool = True) -> None:
-        self.label, self.unit, self.total, self.done = label, unit, total, done
+    def __init__(
+        self, label: str, unit: str, total: int | None = None, done: int = 0, *, lines: bool = True, size: int = 0
+    ) -> None:
+        self.label, self.unit, self.total, self.done, self._size = label, unit, total, done, size
         self._lines = lines and not is_quiet()
         self._bytes = 0
         self._note = ""
@@ -102,8 +109,11 @@ class Meter:
         figures = f"{rate:.1f}/s"
         if self._bytes:
             figures += f", {(self._bytes - size) / seconds / 1e6:.2f} MB/s"
-        if self.total and rate and self.done < self.total:
-            figures += f", {timedelta(seconds=round((self.total - self.done) / rate))} left"
+        left, speed = (self.total or 0) - self.done, rate
+        if self._size:
+            left, speed = self._size - self._bytes, (self._bytes - size) / seconds
+        if left > 0 and speed:
+            figures += f", {timedelta(seconds=round(left / speed))} left"
         if self._note:
             figures += f"; {self._note}"
         if self._bar is not None:
@@ -128,17 +138,30 @@ class Running:
     logs: Sequence[Path]
     """Of the running jobs."""
 
-    def poll(self) -> tuple[float, str]:
-        """The jobs done, with fractions of running ones, and the newest last line of their logs."""
+    def poll(self) -> tuple[float, str, str]:
+        """The jobs done, with fractions of running ones, and the newest last line of their logs.
+
+        The time left that the line names is taken out; it is returned if the step has one job.
+        """
         done, line, newest = float(self.finished), "", 0.0
         for path in self.logs[:_LOGS]:
             with suppress(OSError):
-                last, written = last_line(path)
+                (*_, last), written = last_lines(path)
                 if share := _SHARE.search(last):
                     done += min(1.0, int(share[1]) / int(share[2]))
                 if last and written >= newest:
                     line, newest = last.removeprefix(f"{self.name}: "), written
-        return done, line
+        left = _LEFT.search(line)
+        return done, _LEFT.sub("", line), left[1] if left and self.jobs == 1 else ""
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """The time left that a step's only job names, else an estimate from the pace of all jobs."""
+
+    def render(self, task: Task) -> Text:
+        """`0:02:01 left`; empty if it is not known."""
+        left = task.fields["left"] or super().render(task).plain
+        return Text(f"{left} left" if left[:1].isdigit() else "", style="progress.remaining")
 
 
 @contextmanager
@@ -152,7 +175,7 @@ def watch(poll: Callable[[], Sequence[Running]]) -> Iterator[None]:
         return
     line = TextColumn("{task.fields[line]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
     bars = Progress(
-        *(TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn(), TimeRemainingColumn(), line),
+        *(TextColumn("{task.description}"), BarColumn(_BAR), TimeElapsedColumn(), _TimeLeft(), line),
         console=Console(stderr=True, soft_wrap=True),  # the terminal wraps long lines, so that they can be copied
         transient=True,
         redirect_stdout=sys.stdout.isatty(),
@@ -166,12 +189,12 @@ def watch(poll: Callable[[], Sequence[Running]]) -> Iterator[None]:
             for finished in tasks.keys() - {step.name for step in steps}:
                 bars.remove_task(tasks.pop(finished))
             for step in steps:
-                done, line = step.poll()
+                done, line, left = step.poll()
                 if step.name not in tasks:
-                    tasks[step.name] = bars.add_task(step.name, line="")
+                    tasks[step.name] = bars.add_task(step.name, total=None, line="", left="")
                 line = f"{step.finished}/{step.jobs} jobs  {line}" if step.jobs > 1 else line
-                total = step.jobs if done else None  # None: the bar only says that it runs
-                bars.update(tasks[step.name], total=total, completed=done, line=line)
+                total = step.jobs if done else None  # None changes nothing: at first the bar only says that it runs
+                bars.update(tasks[step.name], total=total, completed=done, line=line, left=left)
 
     thread = Thread(target=draw, daemon=True)
     with bars:
@@ -184,13 +207,15 @@ def watch(poll: Callable[[], Sequence[Running]]) -> Iterator[None]:
 
 
 class Ticker:
-    """Prints a line at most every 10 seconds, for a command that waits."""
+    """Prints a line every 10 seconds, and at once what is new, for a command that waits."""
 
     def __init__(self) -> None:
-        self._printed = time.monotonic()
+        self._printed, self._news = time.monotonic(), ""
 
-    def show(self, line: Callable[[], str]) -> None:
-        """Print `line()` on stdout if it is due."""
-        if time.monotonic() - self._printed >= LOG_INTERVAL and not is_quiet():
+    def show(self, line: Callable[[], str], news: str = "") -> None:
+        """Print `line()` on stdout if it is due, or if `news` is another than at the last call."""
+        due = time.monotonic() - self._printed >= LOG_INTERVAL or news != self._news
+        self._news = news
+        if due and not is_quiet():
             self._printed = time.monotonic()
             print(line(), flush=True)

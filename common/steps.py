@@ -85,6 +85,7 @@ CORPUS = (
         omitted=("blacklist.min_score", "blacklist.over_18", "blacklist.self_posts"),
         needs="urls",
     ),
+    Step("fetch", "fetch", "stats.json", needs="remote_sources"),
     Step("ingest", "ingest", "stats.json", "documents", keys=("sources",), needs="sources"),
     Step("clean", "clean", _DOCUMENTS, "documents", keys=("clean",)),
     Step(
@@ -205,5 +206,5 @@ def read_by(rule: str, settings: Settings) -> list[Path]:
     """The files outside the run that `blacklist` or `ingest` reads; none for other rules."""
     lists = settings.urls if rule == "blacklist" else []
     paths = [path for pattern in lists for path in find_inputs(pattern, "lists")[0]]
-    paths += [path for source in settings.sources if rule == "ingest" for path in source.files]
+    paths += [path for source in settings.local_sources if rule == "ingest" for path in source.files]
     return [path for path in paths if not path.is_relative_to(settings.run)]

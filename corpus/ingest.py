@@ -44,6 +44,7 @@ from common.files import (
 )
 from common.settings import BlacklistSettings, ScrapeSettings, SourceSettings
 from common.stats import Stats
+from corpus.remote.listing import fetched_sources, local, origin_in
 from corpus.runner import Drop, Outcome, ShardStep, StepOptions, step_options
 from corpus.scrape.offline import checked_pages, extracted
 from corpus.scrape.pages import count_date
@@ -65,11 +66,13 @@ def read_sources(
     step: ShardStep,
     from_warc: Callable[[Iterable[Path]], Iterator[Outcome]],
     known: Iterable[Path] = (),
+    origin: Callable[[str], str] = str,
 ) -> Iterator[Outcome]:
     """The documents of the sources, counted, without ids; files in the order of their names.
 
-    Leaves out the inputs in the statistics `known`. Raises InputError for a missing source, a file
-    that is damaged or not what it seems to be, and a known file that has changed.
+    Leaves out the inputs in the statistics `known`. `origin` turns FILE:LINE into what documents
+    name. Raises InputError for a missing source, a file that is damaged or not what it seems to be,
+    and a known file that has changed.
     """
     cure = "make it again: `snakemake -R ingest` with the configuration of that run"
     inputs = [read_json(path, cure)["inputs"].items() for path in known]
@@ -84,6 +87,9 @@ def read_sources(
                 if not is_warc
             )
             for document in from_warc(path for path, _, _ in group) if is_warc else chain.from_iterable(texts):
+                fields = document.document if isinstance(document, Drop) else document
+                if "origin" in fields:
+                    fields["origin"] = origin(fields["origin"])
                 if isinstance(document, Drop):
                     step.stats.documents_in += 1
                     yield document
@@ -123,6 +129,7 @@ def ingest(
     scrape: ScrapeSettings | None = None,
     blacklist: BlacklistSettings | None = None,
     removed: Collection[str] = (),
+    origin: Callable[[str], str] = str,
     **options: Unpack[StepOptions],
 ) -> Stats:
     """Write the documents of all sources into shards, all of them or none, in bounded memory.
@@ -134,7 +141,7 @@ def ingest(
     workers = options.pop("workers", 1)
     step = ShardStep("ingest", [source.path for source in sources], **options)
     from_warc = partial(read_pages, scrape or ScrapeSettings(), blacklist or BlacklistSettings(), workers, step.stats)
-    documents = read_sources(sources, step, from_warc, known)
+    documents = read_sources(sources, step, from_warc, known, origin)
     return step.run(partial(identify, removed), shards_by_id(outputs, workers), documents)
 
 
@@ -154,14 +161,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     outputs = cli.output_shards(arguments, ".jsonl.zst")
     settings = cli.read_settings(arguments)
-    options = {key: getattr(arguments, key) for key in SourceSettings.model_fields if key != "path"}
-    sources = [SourceSettings(path=path, **options) for path in arguments.input or ()] or settings.sources
-    if not sources:
+    options = {key: getattr(arguments, key) for key in SourceSettings.model_fields if key in arguments}
+    sources = [SourceSettings(path=path, **options) for path in arguments.input or ()]
+    fetched = [] if sources else fetched_sources(settings)
+    all_known = {source.key for source, listing in fetched if not listing.wanted}
+    sources = sources or [
+        source
+        for source, given in zip(settings.local_sources, settings.sources, strict=True)
+        if given.key not in all_known
+    ]
+    if not sources and not fetched:
         raise InputError("nothing to ingest: name --input, or a --config with `sources`")
     inputs = (path for source in sources for path in source.files)
     check_outputs([*outputs, arguments.rejects, arguments.stats], inputs)
     given = (sources, outputs, arguments.known, settings.scrape, settings.blacklist, removed_ids(arguments.removed))
-    ingest(*given, **step_options(arguments, settings)).finish(arguments.stats)
+    origin = origin_in(settings.fetch_folder, fetched)
+    stats = ingest(*given, origin, **step_options(arguments, settings))
+    if fetched:
+        stats.extra["listings"] = {source.key: listing.identity for source, listing in fetched}
+    stats.finish(arguments.stats)
+    for source, listing in fetched:
+        for file in () if source.keep else listing.wanted:
+            local(settings.fetch_folder, source, file.name).unlink(missing_ok=True)
     return 0
 
 

@@ -153,7 +153,7 @@ def _losses(
     for path in paths:
         if is_dataset(path):
             corpus = Corpus.open(path)
-            corpus.check_vocabulary(model.settings.vocab_size, f"{checkpoint}: vocab_size")
+            corpus.check_vocabulary(model.settings.vocab_size, f"{checkpoint}: vocab_size", lambda: tokenizer)
         else:
             corpus = Corpus.of_text(path, require_tokenizer(tokenizer, checkpoint))
         documents = range(corpus.documents)

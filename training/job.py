@@ -19,6 +19,7 @@ from training.dataset.blend import Blend
 from training.huggingface.pretrained import load_finetune
 from training.launch.preflight import preflight
 from training.launch.process_group import World
+from training.launch.rank import starting
 from training.metrics.boards import open_boards
 from training.metrics.device import device_name
 from training.metrics.logger import MetricsLogger
@@ -31,7 +32,7 @@ from training.monitoring.stop import Stop
 from training.operations import choose_operations
 from training.optimizer import rate_change, steps_taken
 from training.parallel.collectives import all_gather, run_on_all_ranks
-from training.parallel.layout import make_mesh
+from training.parallel.layout import is_compiled, make_mesh
 from training.planning.run import Plan, duration
 from training.session import Session, open_session
 from training.step import run_micro_batches, step_batches
@@ -63,10 +64,12 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
         _write_start(folder, newest, plan, world, settings)
     job = f"{world.launch.key}-{lock.token}"
     with Heartbeat(folder, world.rank, experiment.watch.silence_seconds, job) as heartbeat:
+        starting(world.rank, "checks the nodes and their connections")
         mesh = make_mesh(experiment.parallel, world.device.type)
         preflight(world, mesh, folder, experiment.model)
         heartbeat.beat(0, "operations")  # may take minutes, in which the other ranks wait
         choose_operations(experiment, world, folder, plan.seconds)
+        starting(world.rank, "builds the model")
         session = open_session(experiment, world, mesh)
         progress = _load(session, newest, plan)
         if newest is None and world.device.type == "cpu" and not train.allow_slow:
@@ -87,6 +90,8 @@ def run_training(plan: Plan, folder: Path, world: World, settings: str) -> bool:
                 session, data, folder, lock, stop, heartbeat, guard, writer, logger, progress, tokenizer,
                 begin=(collect, profile.begin),
             )  # fmt: skip
+            compiles = ", which compiles the model" * is_compiled(train.compile, world.device)
+            starting(world.rank, f"iteration {at + 1}{compiles}")
             with closing(step_batches(session, data.train, progress.consumed_samples)) as batches:
                 trainer.run(batches)
         finished = bool(trainer.progress.end(train))
@@ -122,8 +127,9 @@ def _write_start(folder: Path, newest: Manifest | None, plan: Plan, world: World
 
 def _load(session: Session, newest: Manifest | None, plan: Plan) -> Progress:
     """Load the newest checkpoint, or the weights to fine-tune; returns the progress of the run."""
-    experiment = session.experiment
+    experiment, rank = session.experiment, session.world.rank
     if newest is not None:
+        starting(rank, f"loads {newest.path}")
         checkpoint.load(newest, session.parameters, session.optimizer)
         if session.world.rank == 0:
             taken = steps_taken(session.optimizer)
@@ -132,6 +138,7 @@ def _load(session: Session, newest: Manifest | None, plan: Plan) -> Progress:
         return newest.progress
     if experiment.finetune is not None:
         start, seed = experiment.finetune, experiment.train.seed
+        starting(rank, f"loads {start}")
         new = load_finetune(session.parameters, experiment.model, start, plan.tokenizer, seed)
         if new and session.world.rank == 0:
             say(f"{new} tokens are not in {start}: their embeddings start from random values")
@@ -145,6 +152,7 @@ def _check_speed(session: Session, data: Blend, name: str) -> None:
     once. No number of the run changes: each step seeds its streams and drops old gradients.
     """
     experiment = session.experiment
+    starting(session.world.rank, "times a step, as a run on CPUs may take too long")
     with closing(step_batches(session, data, 0)) as batches:
         batch = next(batches)[: None if session.pipeline else 1]
     step = math.inf  # seconds

@@ -36,6 +36,7 @@ from training.kernels import library
 from training.kernels.cases import Shapes, cases, milliseconds, time_op, verify
 from training.launch.device import precision_type
 from training.launch.process_group import World
+from training.launch.rank import starting
 from training.model import Linear
 from training.parallel.collectives import all_gather, run_on_rank0
 from training.parallel.layout import build_model
@@ -92,8 +93,10 @@ def choose_operations(experiment: Experiment, world: World, folder: Path, second
         recorded: dict[str, Any] = read_json(path) if path.exists() else {}
         if recorded.get("subject") == key:
             return recorded
+        starting(world.rank, "measures the kernels of attention")
         attention, times = _choose_attention(experiment, shape, dtype)
         use_attention(attention)  # the timed blocks have it, too
+        starting(world.rank, "chooses our own kernels, which may be compiled and measured for minutes")
         kernels = _choose_kernels(experiment, world.device, seconds)
         chosen = {"subject": key, "attention": attention, "milliseconds": times, **kernels._asdict()}
         write_json(path, chosen)

@@ -18,7 +18,7 @@ from common.config import settings_text
 from common.errors import RESUME_ME
 from common.settings import Settings
 from training.launch.process_group import joined
-from training.launch.rank import check_layout, read_launch
+from training.launch.rank import check_layout, read_launch, starting
 from training.launch.signals import ignore_signals, leave_at_once
 from training.metrics.boards import check_boards
 from training.model_folder import is_finished, stopped_mark
@@ -38,6 +38,7 @@ def train(settings: Settings, name: str) -> int:
 
     def check() -> Plan:
         is_finished(settings, name)
+        starting(launch.rank, "opens the data")
         plan = make_plan(settings, name)
         check_layout(launch, plan.experiment.parallel, name)
         check_boards(plan.experiment.log, name)
@@ -46,8 +47,10 @@ def train(settings: Settings, name: str) -> int:
         return plan
 
     with joined(launch, folder, settings.cluster, check) as (world, plan):
+        starting(launch.rank, "imports the trainer")
         from training.job import run_training  # imports torch for seconds: after every check that needs none
 
+        starting(launch.rank, "plans memory and time")
         plan, chosen = fit_plan(plan, settings, world)
         finished = run_training(plan, folder, world, settings_text(chosen))
         ignore_signals()

@@ -120,14 +120,14 @@ class Trainer:
             blame.write(self.folder, iteration, loss, problem, [row for rows in ranks for row in rows])
 
     def _report(self, step: StepResult) -> None:
-        """Log lines and a row if due; the heartbeat's progress and the saved journal always."""
+        """The heartbeat's progress and the saved journal; log lines and a row if due."""
         iteration, train = self.progress.iteration, self.session.experiment.train
+        figures = {"done": iteration, **({"loss": round(step.loss, 4)} if step.targets else {})}
+        left = self.logger.seconds_left(iteration)
+        self.heartbeat.report(figures if left is None else {**figures, "seconds_left": round(left)})
         every = min(train.log_interval, max(1, train.iterations // 10))  # short runs have a curve, too
         if iteration in (1, train.iterations) or iteration % every == 0:
             self.logger.report(iteration, self.progress.consumed_samples, self.guard.scale)
-        figures = {"done": iteration, **({"loss": round(step.loss, 4)} if step.targets else {})}
-        figures["seconds_left"] = round(self.logger.seconds_left(iteration))
-        self.heartbeat.progress = {**self.heartbeat.progress, **figures}
         self.progress = replace(self.progress, journal=self.logger.state())
 
     def _validate(self, taken: int) -> None:

@@ -13,11 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import steps
-from common.errors import ConfigError, InputError
+from common.errors import ConfigError, InputError, ToolkitError
 from common.files import REMOVED_IDS, read_json, sha256, shard_paths
 from common.settings import Settings, TokenizeSettings, closest
 from common.tokenizer import Tokenizer
 from common.vocabulary import vocabulary_files
+from corpus.sources.preview import preview
 from training.dataset import epochs
 from training.huggingface.config import check_finetune
 from training.metrics.boards import check_boards
@@ -123,7 +124,7 @@ def check_names(settings: Settings) -> None:
 
 
 def check_files(settings: Settings) -> None:
-    """Open the files that the corpus settings name, and find the packages that they need.
+    """Open the lists and vocabularies that the corpus settings name.
 
     Files that the run makes itself may not exist yet. Raises ToolkitError.
     """
@@ -131,10 +132,36 @@ def check_files(settings: Settings) -> None:
         from corpus.urls.domain_lists import DomainBlocklist  # takes a third of a second
 
         DomainBlocklist(settings.blacklist)
-    tables = [path for source in settings.sources for path in source.files if path.suffix in (".parquet", ".arrow")]
-    if tables and find_spec("pyarrow") is None:
-        raise ConfigError(f"sources: {tables[0]} needs pyarrow; pip install 'urls-to-gpt2[parquet]'")
+    if settings.remote_sources:
+        from corpus.remote.listing import check_extras  # takes half a second
+
+        check_extras(settings)
     _own_tokenizer(settings)
+
+
+def check_sources(settings: Settings) -> None:
+    """Raise InputError if `ingest` would refuse a source outside the run, unless it is finished."""
+    if _is_ingested(settings):
+        return
+    results = [steps.result("ingest", run) for run in settings.base]
+    known = {os.path.abspath(name) for path in results if path.is_file() for name in read_json(path)["inputs"]}
+    outside = [source for source in settings.sources if not Path(source.path).is_relative_to(settings.run)]
+    share = settings.max_bad_share if outside == settings.sources else None
+    preview(outside, share, known)
+
+
+def _is_ingested(settings: Settings) -> bool:
+    """Whether `ingest` has read the sources as they are now."""
+    stats = steps.result("ingest", settings.run)
+    try:
+        if not stats.is_file() or load_run(settings.run).sources != settings.sources:
+            return False
+        inputs = {Path(name): (then["size"], then["mtime_ns"]) for name, then in read_json(stats)["inputs"].items()}
+    except (ToolkitError, KeyError):  # damaged
+        return False
+    read = {path: then for path, then in inputs.items() if not path.is_relative_to(settings.run)}
+    now = {path: path.stat() for path in steps.read_by("ingest", settings)}
+    return read == {path: (status.st_size, status.st_mtime_ns) for path, status in now.items()}
 
 
 def check_evaluation(settings: Settings) -> None:

@@ -16,6 +16,7 @@ The rest listens to the events of Snakemake's log, as its logger plugins do. See
 
 - Before jobs start or are planned (-n), it says what changed settings make them do again.
 - `-n --quiet` prints the table of jobs.
+- A terminal shows two files of a job's long list.
 - A job that ends with exit code 2 is not tried again: its input or settings are wrong.
 - A target that no rule makes is one line that names the closest one, and exit code 2.
 
@@ -41,7 +42,7 @@ from threading import Event
 from typing import Any
 
 from snakemake.io import Mtime
-from snakemake.logging import logger
+from snakemake.logging import DefaultFormatter, logger
 from snakemake.persistence import NO_PARAMS_CHANGE
 from snakemake.persistence.file import FilePersistence
 from snakemake.settings.enums import Quietness
@@ -62,6 +63,8 @@ _RECORDS = "records"
 _interrupted = Event()  # by Ctrl-C
 _ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")
 _NO_RULE = re.compile(r"^No rule to produce (.+) \(if you use input functions", re.MULTILINE)
+_PATHS = re.compile(r"((?:[^\s,]*/[^\s,]*, ){2})((?:[^\s,]*/[^\s,]*, )+)[^\s,]*/[^\s,;]*")
+_LISTS = re.compile(r"^ +(?:input|output|reason): .*", re.MULTILINE)  # of a job
 _TAIL, _MOST = 65_536, 10  # bytes of a log that are searched, errors that are printed
 
 
@@ -83,6 +86,10 @@ def install(workflow: Any, settings: Settings) -> None:
     snakemake.workflow.FilePersistence = partial(RunRecords, settings)
     Job.remove_existing_output, Job.postprocess = remove_existing_output, postprocess
     logger.addFilter(_Events(workflow, settings))
+    for handler in logger.handlers:
+        if handler.name == "DefaultStreamHandler" and handler.is_tty:  # the log file has all
+            form: Any = handler.formatter
+            handler.setFormatter(Abridged(form.quiet, form.show_failed_logs))
     atexit.register(print_errors, workflow)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
@@ -113,6 +120,21 @@ class _Events(logging.Filter):
             hint = closest(target[1], known)
             sys.exit(fail(InputError(f"no target {target[1]!r}{hint}; snakemake --list-target-rules lists them")))
         return not (_interrupted.is_set() and record.levelno >= logging.ERROR)
+
+
+class Abridged(DefaultFormatter):  # type: ignore[misc]
+    """Names two paths of a list: a phase of dedup has hundreds of files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The text of an event."""
+        text = str(super().format(record))
+        if getattr(record, "event", None) not in (LogEvent.JOB_INFO, LogEvent.JOB_ERROR):
+            return text
+        return _LISTS.sub(lambda line: _PATHS.sub(_abridged, line[0]), text)
+
+
+def _abridged(paths: re.Match[str]) -> str:
+    return f"{paths[1]}… ({paths[2].count(', ') + 1} more)"
 
 
 def error_in(logs: Iterator[str]) -> str:
@@ -256,15 +278,23 @@ def changed_input(settings: Settings, rule: str) -> bool:
     """Whether the files that a rule read, by its statistics, have changed; prints which."""
     stats = steps.result(rule, settings.run) if rule in ("blacklist", "ingest") else None
     try:
-        read = read_json(stats, f"{rule} makes it again").get("inputs") if stats and stats.is_file() else None
+        figures = read_json(stats, f"{rule} makes it again") if stats and stats.is_file() else {}
     except InputError as error:
         note(str(error))
         return True
-    if read is None:
+    if "inputs" not in figures:
         return False
+    read = figures["inputs"]
     names = place(settings.run)["names"]
     others = {path: facts for path, facts in read.items() if not any(map(Path(path).is_relative_to, names))}
     change = first_change(others, steps.read_by(rule, settings))
+    if change is None and "listings" in figures:
+        from corpus.remote.listing import read_listing  # takes half a second
+
+        for source in settings.remote_sources:
+            listing = read_listing(settings.fetch_folder, source)
+            if listing and figures["listings"].get(source.key, listing.identity) != listing.identity:
+                change = f"{source.path}: was listed again, with other files"
     if change:
         note(change)
     return change is not None

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from common import steps
-from common.config import load_settings
+from common.config import given_in, load_settings
 from common.console import note
 from common.errors import ConfigError
 from common.files import REMOVED_IDS
-from common.settings import Settings, changes
+from common.settings import Settings, changes, names
 
 _LONGEST = 100  # characters of a changed key
 
@@ -35,14 +35,17 @@ def describe(settings: Settings, again: Iterable[str], first: Iterable[str] = ()
         then, now = (each.model_dump(mode="json") for each in (load_settings(last), settings))
     except ConfigError:  # damaged; it is written again
         return ""
-    changed = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in changes(then, now)]
+    given, own = given_in(last), {*names(settings.model_dump(mode="json", exclude_defaults=True))}
+    # a default that changed with the toolkit is no changed setting
+    differ = [line for line in changes(then, now) if given is None or line.partition(" ")[0] in given | own]
+    changed = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in differ]
     if not changed:
         return ""
     lines = [f"{run}: settings changed since it was started last", *(f"  {line}" for line in changed)]
     for what, rules in (("runs again", again), ("runs", first)):
         jobs = Counter(map(steps.of_rule, rules))
-        names = [name if count == 1 else f"{name} ({count} jobs)" for name, count in jobs.items()]
-        lines += [f"{what}: {', '.join(names)}"] * bool(names)
+        counts = [name if count == 1 else f"{name} ({count} jobs)" for name, count in jobs.items()]
+        lines += [f"{what}: {', '.join(counts)}"] * bool(counts)
     if len(lines) == len(changed) + 1:
         lines.append("runs again: nothing")
     pages = len(list((run / steps.named("scrape").folder).glob("*.journal")))
@@ -61,6 +64,11 @@ def announce(settings: Settings, dag: Any) -> None:
         if steps.of_rule(job.rule.name) in order:
             done = any(Path(path).exists() or records.metadata(path) is not None for path in job.output)
             (again if done else first).append(job.rule.name)
+    if any(job.rule.name == "fetch" for job in dag.needrun_jobs()):
+        from corpus.remote.listing import describe as to_fetch  # takes half a second
+
+        for line in to_fetch(settings, settings.fetch_folder):
+            note(line)
     if "tokenize" in again and (settings.run / REMOVED_IDS).is_file():
         note(
             f"{settings.run}: tokenize runs again, without the tombstones of the documents that were removed: samples "

@@ -142,6 +142,8 @@ def _inputs(settings: Settings) -> Iterable[Path]:
     for pattern in (*settings.urls, *settings.decontaminate.files):
         yield from find_inputs(pattern, "lists")[0] or [Path(pattern)]
     for source in settings.sources:
+        if source.is_remote:  # the listing of the run names its files
+            continue
         yield from source.files or [Path(source.path)]
     yield from map(Path, settings.blacklist.domain_lists)
     for name, model in settings.models.items():

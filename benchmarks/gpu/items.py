@@ -143,7 +143,7 @@ def finish(process: "subprocess.Popen[bytes]") -> None:
 
 def last_line() -> str:
     """The last line of the item's log."""
-    return job_log.last_line(Path("/proc/self/fd/1"))[0] or "it printed nothing"
+    return job_log.last_lines(Path("/proc/self/fd/1"))[0][-1] or "it printed nothing"
 
 
 def pytest_runtest_logreport(report: Any) -> None:

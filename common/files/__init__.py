@@ -27,8 +27,10 @@ from common.files.inputs import (
     find_inputs,
     fingerprint,
     first_change,
+    is_left_out,
     require_regular,
     sha256,
+    train_split,
 )
 from common.files.kinds import is_binary, is_torn, kind_of
 from common.files.reading import (

@@ -47,12 +47,16 @@ class BadLines:
         """What is wrong with the first `named` of them."""
 
     def add(self, where: str) -> None:
-        """Count one bad line; `where` is `file:line: what is wrong`."""
+        """Count one bad line, and warn of the first; `where` is `file:line: what is wrong`."""
+        self.count(where)
+        if self.bad <= 10:  # enough to see the pattern without flooding the log
+            warn(f"bad {self.unit} skipped: {where}")
+
+    def count(self, where: str) -> None:
+        """Count one bad line."""
         self.bad += 1
         if self.bad <= self.named:
             self.first = f"{self.first}; {where}" if self.first else where
-        if self.bad <= 10:  # enough to see the pattern without flooding the log
-            warn(f"bad {self.unit} skipped: {where}")
 
     def check(self) -> None:
         """Raise InputError if more than `max_share` of the lines are bad."""

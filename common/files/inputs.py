@@ -82,7 +82,18 @@ def _split(folder: Path, files: Iterable[Path]) -> set[Path]:
     for state in {path for path in files if path.name == "state.json" and path.with_name("dataset_info.json").exists()}:
         with suppress(KeyError, TypeError):  # of Dataset.save_to_disk, or another program's
             tables |= {state.with_name(each["filename"]) for each in read_json(state)["_data_files"]}
-    return {path for path in tables if _TRAIN.fullmatch(path.relative_to(folder).as_posix())} or tables
+    return {folder / table for table in train_split(path.relative_to(folder) for path in tables)}
+
+
+def train_split(tables: Iterable[Path]) -> set[Path]:
+    """The tables of the train split, or all: paths below the folder of a dataset."""
+    every = set(tables)
+    return {table for table in every if _TRAIN.fullmatch(table.as_posix())} or every
+
+
+def is_left_out(name: str) -> bool:
+    """Whether folders and globs leave out a file by its path below them: hidden or unfinished."""
+    return any(re.match(r"\.(?!\.?$)", part) for part in name.split("/")) or name.endswith(_UNFINISHED)
 
 
 def _listed(path: Path) -> list[Path]:

@@ -67,7 +67,7 @@ class CorpusJobSettings(SiteSettings):
     runtime_minutes: dict[str, PositiveInt] = {}
     """Wall-clock minutes of a Slurm job by rule, such as {scrape: 480}; unfinished shards go on."""
     partitions: dict[str, Name] = {}
-    """Partition by rule, such as {scrape: internet}; only scrape needs the internet."""
+    """Partition by rule, such as {scrape: internet}; only scrape and fetch need the internet."""
 
 
 class JobSettings(SiteSettings):

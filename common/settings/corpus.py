@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from common.files import MAX_SHARDS
 from common.settings.section import PositiveFloat, PositiveInt, Section, Share
-from common.settings.sources import BlacklistSettings, ScrapeSettings, SourceSettings
+from common.settings.sources import BlacklistSettings, FetchSettings, ScrapeSettings, SourceSettings
 
 
 class FastTextModel(Section):
@@ -212,8 +212,8 @@ class CorpusSettings(Section):
     urls: list[str] = []
     """URL lists: files, folders or globs."""
     sources: list[SourceSettings] = []
-    """Existing text, in addition to URLs or instead of them: a list of {path, glob, format,
-    encoding, text_key, skip_keys, name}.
+    """Existing text, in addition to URLs or instead of them: a list of {path, glob, anonymous,
+    keep, format, encoding, text_key, skip_keys, name}.
     """
     base: list[Path] = []
     """Finished runs that this one extends, one folder or all, the oldest first: URLs and files of
@@ -232,6 +232,8 @@ class CorpusSettings(Section):
     """URL rules."""
     scrape: ScrapeSettings = ScrapeSettings()
     """Fetching and extraction."""
+    fetch: FetchSettings = FetchSettings()
+    """Fetching of sources that are URLs."""
     clean: CleanSettings = CleanSettings()
     """Text repair and filters."""
     dedup: DedupSettings = Field(default=DedupSettings(), validate_default=True)
@@ -244,6 +246,21 @@ class CorpusSettings(Section):
     """Training of a vocabulary on the corpus."""
     tokenize: TokenizeSettings = Field(default=TokenizeSettings(), validate_default=True)
     """BPE encoding."""
+
+    @property
+    def remote_sources(self) -> list[SourceSettings]:
+        """The sources that are URLs."""
+        return [source for source in self.sources if source.is_remote]
+
+    @property
+    def fetch_folder(self) -> Path:
+        """Where their files and listings lie."""
+        return self.run / "fetch"
+
+    @property
+    def local_sources(self) -> list[SourceSettings]:
+        """All sources, as files here."""
+        return [source.fetched(self.fetch_folder) if source.is_remote else source for source in self.sources]
 
     @property
     def has_pages(self) -> bool:

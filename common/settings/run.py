@@ -108,7 +108,7 @@ class Settings(CorpusSettings):
 
     def check_inputs(self) -> None:
         """Raise ValueError for a missing input that this run does not build."""
-        sources = [pattern for source in self.sources for pattern in source.patterns]
+        sources = [pattern for source in self.sources if not source.is_remote for pattern in source.patterns]
         named = {"urls": self.urls, "sources": sources, "decontaminate.files": self.decontaminate.files}
         named["evaluate.task_dir"] = [str(folder) for folder in [self.evaluate.task_dir] if folder]
         named["blacklist.domain_lists"] = [str(path) for path in self.blacklist.domain_lists]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from common.files import find_inputs
+from common.files import find_inputs, short_hash
 from common.settings.section import Name, PositiveFloat, PositiveInt, Section
 
 _ROBOT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"  # a name in robots.txt
@@ -119,17 +119,37 @@ class ScrapeSettings(Section):
         return self
 
 
+class FetchSettings(Section):
+    """Fetching of sources that are URLs (`python -m corpus.fetch`)."""
+
+    concurrency: PositiveInt = 8
+    """Files that are fetched at the same time."""
+    max_mb_per_s: Annotated[float, Field(ge=0)] = 0.0
+    """Cap on the bandwidth of all files together, in 10^6 bytes per second. 0: none."""
+    retries: Annotated[int, Field(ge=0)] = 8
+    """Retries per file in a row without any progress: after 429, 5xx and connection errors."""
+    retry_delay: PositiveFloat = 1.0
+    """Seconds before the first retry; doubles for each further one, up to 300. A longer Retry-After
+    wins."""
+
+
 class SourceSettings(Section):
     """A source of existing text (`python -m corpus.ingest`)."""
 
     path: str
-    """File, folder or glob. A dataset folder of Parquet or Arrow files stands for its train split
-    if it has one, and one of Common Crawl's lists of paths for the files that it lists, which must
-    be there."""
+    """File, folder or glob, or a URL of these, hf://, s3:// or https://, which `fetch` fetches. A
+    dataset folder of Parquet or Arrow files stands for its train split if it has one, and one of
+    Common Crawl's lists of paths for the files that it lists, which must be there."""
     glob: list[str] = []
     """Patterns below the folder `path`, such as `**/*.md`: only files that match one are read."""
-    format: Literal["auto", "jsonl", "text", "wikiextractor", "csv", "parquet", "arrow", "warc"] = "auto"
-    """Format of the files. auto: by content and name of each file; an error where they differ."""
+    anonymous: bool = False
+    """Read s3:// without credentials, as public buckets allow."""
+    keep: bool = True
+    """Keep the fetched files of a URL. `false` replaces each by its text, and removes that when
+    `ingest` has read it."""
+    format: Literal["auto", "jsonl", "text", "wikiextractor", "csv", "parquet", "arrow", "warc", "documents"] = "auto"
+    """Format of the files. auto: by content and name of each file; an error where they differ.
+    documents: shards that a step of this toolkit wrote."""
     encoding: str = "utf-8"
     """Encoding of text, CSV and JSON lines, such as cp1252. A mark of UTF-16 is recognised."""
     text_key: str = "text"
@@ -148,6 +168,35 @@ class SourceSettings(Section):
             raise ValueError(f"{encoding!r} is not an encoding that Python knows, such as latin-1 or utf-16") from None
         return codecs.lookup(encoding).name.removesuffix("-sig")  # a mark is skipped anyway
 
+    @field_validator("path")
+    @classmethod
+    def _url_is_plain(cls, path: str) -> str:
+        scheme, mark, rest = path.partition("://")
+        site = rest.partition("/")[0].rpartition("@")
+        shown = f"{scheme}://{site[2]}"  # without what may be a secret
+        if mark and scheme not in ("hf", "s3", "http", "https"):
+            raise ValueError(f"{shown}: cannot be fetched; give hf://, s3://, https://, or a path")
+        if mark and (site[1] or (scheme.startswith("http") and re.search("[?#]", rest))):
+            cure = "put them where the server's library looks: ~/.netrc, AWS_PROFILE, HF_TOKEN (docs/remote.md)"
+            raise ValueError(f"{shown}: a URL with a user, password or query may hold secrets; {cure}")
+        return path
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether `path` is a URL, whose files `fetch` fetches."""
+        return "://" in self.path
+
+    @property
+    def key(self) -> str:
+        """The name of its folder and its listing below the folder of `fetch`."""
+        return short_hash("\n".join([self.path, *self.glob]))
+
+    def fetched(self, folder: Path) -> "SourceSettings":
+        """This source as the files that `fetch` left in its folder."""
+        own = {"path": str(folder / self.key), "glob": ["**/*"]}
+        text = {"format": "documents", "encoding": "utf-8", "text_key": "text", "skip_keys": [], "name": ""}
+        return self.model_copy(update=own if self.keep else own | text)
+
     @property
     def patterns(self) -> list[str]:
         """The paths and globs of the files, for `find_inputs`."""
@@ -161,6 +210,8 @@ class SourceSettings(Section):
     @property
     def has_pages(self) -> bool:
         """Whether some of its files may be WARC files, by format or name."""
+        if self.is_remote:  # by its URL: the result may not change when it is fetched
+            return self.format == "warc" or (self.format == "auto" and bool(re.search(r"\b(warc|wet)\b", self.path)))
         return self.format == "warc" or (
             self.format == "auto" and any(WARC_NAME.search(path.name) for path in self.files)
         )

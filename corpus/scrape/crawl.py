@@ -2,10 +2,8 @@
 
 import asyncio
 import resource
-import signal
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,7 +13,7 @@ from common.progress import Meter
 from common.workers import Workers
 from corpus.scrape.fetch import Fetcher
 from corpus.scrape.journal import key_of
-from corpus.scrape.network import AddressOverrides
+from corpus.scrape.network import AddressOverrides, exit_on_signals
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from corpus.scrape.outage import require_network
 from corpus.scrape.outcome_cache import PAGES, OutcomeCache
@@ -79,7 +77,7 @@ async def crawl(queues: CrawlQueues, cache: OutcomeCache, rules: UrlRules, worke
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # idle connections exceed the usual 1,024
     done = len(queues.refused) + sum(map(cache.is_done, queues.positions()))
-    with _exit_on_signals(), Workers(workers) as pool:
+    with exit_on_signals(), Workers(workers) as pool:
         pool.start()  # now: it forks, and later there are threads
         with Meter("scrape", "pages", total=len(queues.keys), done=done) as meter:
             async with Fetcher(cache.settings, rules) as fetcher:
@@ -227,31 +225,3 @@ class Crawl:
         if self.archive is not None:  # first, as the journal refers to it
             self.archive.sync()
         self.cache.journal.sync()
-
-
-@contextmanager
-def _exit_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP (unless ignored, as by nohup) cancel the task and raise SystemExit."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None
-    received: list[int] = []
-
-    def stop(number: int) -> None:
-        if not received:  # a second signal must not cancel the clean-up
-            received.append(number)
-            task.cancel()
-
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
-    for number in handlers:
-        loop.add_signal_handler(number, stop, number)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if received:
-            raise SystemExit(128 + received[0]) from None
-        raise
-    finally:
-        for number, handler in handlers.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)

@@ -7,10 +7,12 @@ name in the Host header. Other names go through DNS, and private addresses are n
 import asyncio
 import ipaddress
 import re
+import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -117,8 +119,11 @@ class _Handler(ResponseHandler):
             start = end
 
 
-def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.ClientSession:
-    """One session per run: persistent connections, cached DNS, verified TLS, no cookies."""
+def open_session(settings: ScrapeSettings, allow_private: bool, *, trust_env: bool = False) -> aiohttp.ClientSession:
+    """One session per run: persistent connections, cached DNS, verified TLS, no cookies.
+
+    `trust_env`: with the proxies of the environment, and passwords from ~/.netrc.
+    """
     contact = f" ({settings.contact})" if settings.contact else ""
     connector = aiohttp.TCPConnector(
         limit=settings.concurrency,
@@ -130,6 +135,7 @@ def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.Clien
     connector._factory = handler
     return aiohttp.ClientSession(
         connector=connector,
+        trust_env=trust_env,
         headers={
             "User-Agent": settings.user_agent + contact,
             "Accept": "text/html,application/xhtml+xml,text/plain;q=0.8",
@@ -145,3 +151,31 @@ def open_session(settings: ScrapeSettings, allow_private: bool) -> aiohttp.Clien
         max_field_size=_HEADER_BYTES,
         max_headers=_HEADER_LINES,
     )
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP (unless ignored, as by nohup) cancel the task and raise SystemExit."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        if not received:  # a second signal must not cancel the clean-up
+            received.append(number)
+            task.cancel()
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in handlers:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if received:
+            raise SystemExit(128 + received[0]) from None
+        raise
+    finally:
+        for number, handler in handlers.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)

@@ -23,7 +23,7 @@ from common.files import is_binary
 from corpus.urls.url import Url
 
 PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "text/plain"})
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _GZIP, _ZLIB_OR_GZIP, _RAW = 31, 47, -15  # zlib's wbits
 _GZIP_MEMBER = re.compile(rb"\x1f\x8b")
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -73,14 +73,14 @@ async def read_response(
     `types` are the accepted content types; None accepts all. Raises PageError for other responses,
     and for a body of more than `max_bytes`, as sent or decoded.
     """
-    if response.status in _REDIRECTS and "Location" in response.headers:
+    if response.status in REDIRECTS and "Location" in response.headers:
         try:
             return str(URL(url.text).join(URL(response.headers["Location"])))
         except ValueError:
             raise PageError("redirect_refused") from None
     if response.status not in (200, 203):
         transient = response.status == 429 or response.status >= 500
-        raise PageError(f"http_{response.status}", transient=transient, wait=_retry_after(response))
+        raise PageError(f"http_{response.status}", transient=transient, wait=retry_after(response))
     headers = tuple((_ascii(name), _ascii(value)) for name, value in response.raw_headers)
     content_type, essence = media_type(headers)
     if types is not None and essence not in types:
@@ -143,7 +143,7 @@ def unframed(raw: bytes, headers: Iterable[tuple[str, str]]) -> tuple[bytes, str
     return raw, f"{_values(headers, 'content-encoding')}, {framing}"
 
 
-def _retry_after(response: aiohttp.ClientResponse) -> float:
+def retry_after(response: aiohttp.ClientResponse) -> float:
     """Seconds to wait, from either form of Retry-After; 0 without a valid one."""
     value = response.headers.get("Retry-After", "").strip()
     if value.isdecimal():

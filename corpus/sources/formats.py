@@ -14,7 +14,7 @@ from common.errors import InputError
 from common.files import COMPRESSED, BadLines, kind_of, read_head
 from common.settings import WARC_NAME, SourceSettings
 from corpus.runner import Outcome
-from corpus.sources.lines import read_csv, read_jsonl, read_text, read_wikiextractor
+from corpus.sources.lines import read_csv, read_jsonl, read_own, read_text, read_wikiextractor
 from corpus.sources.tables import read_arrow, read_parquet
 
 Reader = Callable[[Path, SourceSettings, BadLines], Iterator[Outcome]]
@@ -33,6 +33,7 @@ class Format(NamedTuple):
 
 FORMATS = {
     "warc": Format("WARC", WARC_NAME, None),  # its pages must be extracted first: corpus/scrape/offline.py
+    "documents": Format("documents of a step", re.compile(r"\.documents\.jsonl$"), read_own, ("jsonl", "text")),
     "jsonl": Format("JSON lines", re.compile(r"\.(json|jsonl|ndjson)$"), read_jsonl, ("text",)),
     "text": Format("text", re.compile(r"\.txt$"), read_text),
     "wikiextractor": Format("WikiExtractor's output", re.compile(r"^wiki_\d+$"), read_wikiextractor, ("jsonl", "text")),

@@ -4,7 +4,8 @@ import csv
 import html
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from common.files import (
     read_object,
 )
 from common.files import read_text as file_text
-from common.settings import SourceSettings
+from common.settings import SourceSettings, closest
 from corpus.runner import Drop, Outcome
 
 # titles may contain quotes; some versions add a revision
@@ -30,6 +31,9 @@ _WIKI_HEAD = re.compile(
 )
 
 _MAX_META = 65_536  # bytes of JSON in a document's further keys; a document with more is a bad line
+_NAMED = 20  # keys that an error names
+JUDGED = 10  # lines of a file of JSON lines
+"""If so many at its beginning are bad, the file is refused."""
 _OWN = ("id", "url", "title")  # keys of JSON objects with a field of their own in a document
 
 
@@ -46,10 +50,34 @@ def read_text(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Out
 
 
 def read_jsonl(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
-    """The objects of a file of JSON lines; blank lines are skipped."""
+    """The objects of a file of JSON lines; blank lines are skipped.
+
+    Raises InputError if its first lines are all bad, so that a wrong `text_key` costs no hours.
+    """
+    tried = good = 0
     for number, line in enumerate(read_json_lines(path, source.encoding), start=1):
         if line.strip():
-            yield from read_record(line, f"{path}:{number}", source, bad)
+            tried += 1
+            for document in read_record(line, f"{path}:{number}", source, bad):
+                good += 1
+                yield document
+            if tried == JUDGED and not good:
+                problem = _parsed(line, f"{path}:{number}", source)
+                raise InputError(f"{path}:{number}: {problem}; none of the first {JUDGED} lines is a document")
+
+
+def read_own(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Outcome]:
+    """The documents that a step of this toolkit wrote; those with a `reason` as drops."""
+    for number, line in enumerate(read_json_lines(path), start=1):
+        bad.lines += 1
+        document = read_object(line, f"{path}:{number}", ())
+        if isinstance(document, str):
+            bad.add(f"{path}:{number}: {document}")
+        elif "reason" in document:
+            reason, detail = document.pop("reason"), document.pop("detail", "")
+            yield Drop(document, reason, detail)
+        else:
+            yield document
 
 
 def read_csv(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
@@ -66,7 +94,7 @@ def read_csv(path: Path, source: SourceSettings, bad: BadLines) -> Iterator[Docu
         rows = csv.reader(chain([first], lines), strict=True, delimiter=delimiter)
         header = next(rows, [])
         if source.text_key not in header:
-            raise InputError(f"{path}: no column {source.text_key!r}, but {', '.join(header)}; set text_key")
+            raise InputError(f"{path}: no column {source.text_key!r}, but {other_keys(source.text_key, header)}")
         start = rows.line_num + 1
         for row in rows:
             where, start = f"{path}:{start}", rows.line_num + 1
@@ -121,21 +149,42 @@ def read_wikiextractor(path: Path, source: SourceSettings, bad: BadLines) -> Ite
 def read_record(line: bytes, where: str, source: SourceSettings, bad: BadLines) -> Iterator[Document]:
     """Yield the document of a JSON object; counts a bad one in `bad`."""
     bad.lines += 1
+    document = _parsed(line, where, source)
+    if isinstance(document, str):
+        bad.add(f"{where}: {document}")
+    else:
+        yield document
+
+
+def _parsed(line: bytes, where: str, source: SourceSettings) -> Document | str:
+    """The document of a JSON object, or what is wrong with it."""
     given = read_object(line, where, [source.text_key], source.skip_keys)
     if isinstance(given, str):
-        bad.add(f"{where}: {given}")
-        return
+        return given + _instead(line, source.text_key)
     further = {key: value for key, value in given.items() if key not in (*_OWN, source.text_key)}
     if (size := _size(further)) > _MAX_META:
         largest = max(further, key=lambda key: _size(further[key]))
-        bad.add(f"{where}: {size:,} bytes in further keys, more than {_MAX_META:,}; name {largest!r} under skip_keys")
-        return
+        return f"{size:,} bytes in further keys, more than {_MAX_META:,}; name {largest!r} under skip_keys"
     named = {"source_id": given.get("id"), "url": given.get("url"), "title": given.get("title")}
     document = {"text": given[source.text_key], "origin": where}
     document |= {key: str(value) for key, value in named.items() if value is not None}
     meta = further.pop("meta") if isinstance(further.get("meta"), dict) else {}
-    yield {**document, "meta": meta | further} if meta or further else document
+    return {**document, "meta": meta | further} if meta or further else document
 
 
 def _size(value: object) -> int:
     return len(orjson.dumps(value)) if value else 0
+
+
+def _instead(line: bytes, key: str) -> str:
+    """The keys of a JSON object without `key`, for an error; empty for anything else."""
+    with suppress(orjson.JSONDecodeError):
+        if isinstance(given := orjson.loads(line), dict) and key not in given:
+            return f", but {other_keys(key, list(given))}"
+    return ""
+
+
+def other_keys(key: str, keys: Sequence[str]) -> str:
+    """What to say of the keys or columns that are there instead of `key`."""
+    more = ", …" if len(keys) > _NAMED else ""
+    return f"{', '.join(keys[:_NAMED])}{more}; set text_key{closest(key, keys)}"

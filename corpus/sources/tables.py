@@ -14,7 +14,7 @@ import orjson
 from common.errors import InputError
 from common.files import BadLines, Document
 from common.settings import SourceSettings
-from corpus.sources.lines import read_record
+from corpus.sources.lines import other_keys, read_record
 
 _ROWS = 256  # converted at a time
 _BUFFER = 1 << 20  # bytes of a column read at a time
@@ -61,7 +61,7 @@ def _columns(path: Path, schema: Any, source: SourceSettings) -> list[str]:
     """The columns to read. Raises InputError for a column twice, and if the text's has no text."""
     key = source.text_key
     if key not in schema.names:
-        raise InputError(f"{path}: no column {key!r}, but {', '.join(schema.names)}; set text_key")
+        raise InputError(f"{path}: no column {key!r}, but {other_keys(key, schema.names)}")
     columns = [name for name in schema.names if name == key or name not in source.skip_keys]
     if double := [name for name in columns if columns.count(name) > 1]:
         raise InputError(f"{path}: column {double[0]!r} occurs twice; {_CURE}")

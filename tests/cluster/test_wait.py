@@ -2,11 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.jobs import Job, State, write_state
+from cluster.jobs import Job, State, progress, write_state
 from cluster.submit import wait
 from common.errors import JobError
 from tests.cluster.fake_slurm import FakeSlurm
 from tests.cluster.helpers import at_each_squeue, finish, slurm_job, state_of
+from training.monitoring.heartbeat import Heartbeat
 
 
 def test_waiting_ends_with_the_job_over_its_restarts_and_silences_of_the_controller(
@@ -34,6 +35,27 @@ def test_waiting_ends_with_the_job_over_its_restarts_and_silences_of_the_control
     assert "running" in running and "requeued" in requeued and "restarts: 1" in requeued and "done.json" in done
     assert "requeued" in silent and "does not answer" in silent
     assert errors.count("does not answer; still waiting") == 1
+
+
+def test_a_line_names_what_a_start_does_until_its_first_iteration_has_ended(folder: Path) -> None:
+    job, log = Job("7", "local", str(folder)), folder / "7_0_log.out"
+
+    def shown() -> str:
+        return progress(folder, job, State("7", "running"))
+
+    assert shown() == "tiny: job 7 running"
+    log.write_text("submitit INFO\nstarting: opens the data\nmodel  tiny: 2 layers\nwarning: x\n")
+    assert shown() == "tiny: opens the data; job 7 running"
+    assert progress(folder, job, State("7", "requeued")) == "tiny: job 7 requeued"
+    with log.open("a") as file:
+        file.write("starting: iteration 1\n")
+    assert shown() == "tiny: iteration 1; job 7 running"
+    with Heartbeat(folder, 0, 0, "7") as heartbeat:  # what it reports first is in its file at once
+        heartbeat.report({"done": 1})
+        assert shown() == "tiny: iteration 1/?; job 7 running", "no targets, and no pace yet"
+    with log.open("a") as file:
+        file.write("iteration        1/       9 | consumed samples: 8\n")
+    assert shown() == "tiny: job 7 running"
 
 
 @pytest.mark.parametrize("state", ["failed", "out of restarts", "cancelled"])

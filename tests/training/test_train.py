@@ -44,6 +44,19 @@ from training.train import main
 
 def test_a_run_writes_its_curves_settings_and_done_json(tiny_run: Path) -> None:
     said = (tiny_run / "stdout").read_text()
+    assert [line.partition(": ")[2] for line in said.splitlines() if line.startswith("starting: ")] == [
+        "imports PyTorch",
+        "waits for all 2 processes",
+        "opens the data",
+        "opens the device",
+        "connects the 2 processes",
+        "imports the trainer",
+        "plans memory and time",
+        "checks the nodes and their connections",
+        "builds the model",
+        "times a step, as a run on CPUs may take too long",
+        "iteration 1",
+    ]
     assert "iteration       20/      20 | consumed samples:          160" in said
     assert said.count("time (ms) | forward-backward: ") == 20
     folder = tiny_run / "models/tiny"

@@ -83,6 +83,10 @@ def test_a_changed_setting_is_told_with_what_runs_again_and_what_stays(tmp_path:
     )
     assert "\nruns: clean, train\nstays" in redone.describe(now, [], ["clean", "train"])  # after a start that failed
     assert "\nruns again: nothing\n" in redone.describe(now, [])
+    of_another_version = (tmp_path / "config.yaml").read_text().replace("train_models: null", "train_models: []")
+    (tmp_path / "config.yaml").write_text(of_another_version.replace("threshold: 0.7", "threshold: 0.6"))
+    assert redone.describe(before, []) == "", "other defaults"
+    assert redone.describe(now, []).count("->") == 1
 
 
 def state(run: Path) -> dict[Path, tuple[int, bytes]]:

@@ -1,18 +1,30 @@
 """Everything that a configuration names is checked before any job, and so are the base runs."""
 
 import json
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from common.config import merged
-from common.errors import ConfigError, ToolkitError
-from common.settings import Settings, TrainTokenizerSettings
+from common.config import merged, write_settings
+from common.errors import ConfigError, InputError, ToolkitError
+from common.files import fingerprint, write_json
+from common.settings import Settings, SourceSettings, TrainTokenizerSettings
 from corpus.text.filters import filters
 from tests.training.helpers import byte_documents, settings_of, write_config, write_corpus
 from tests.workflow.test_base import finished
-from workflow.checks import check_base, check_crawl, check_evaluation, check_files, check_model, check_names, check_run
+from workflow.checks import (
+    check_base,
+    check_crawl,
+    check_evaluation,
+    check_files,
+    check_model,
+    check_names,
+    check_run,
+    check_sources,
+)
 from workflow.snakefile import prepare_run, settings_for_workflow
 
 NAMED = """
@@ -28,7 +40,8 @@ NAMED = """
     cluster: {gpu: h1000}                            | 'h1000' (did you mean 'h100'?)
     cluster: {corpus: {partitions: {scrap: x}}}      | cluster.corpus.partitions: no rule 'scrap' (did you mean 'scrape'
     cluster: {corpus: {runtime_minutes: {train: 9}}} | cluster.corpus.runtime_minutes: no rule 'train'
-    sources: [{path: a.parquet}]                     | a.parquet needs pyarrow; pip install
+    sources: [{path: a.parquet}]                     | a.parquet: needs pyarrow to be read; pip install
+    sources: [{path: folder}]                        | folder/notes.md: text; set format
     evaluate: {tasks: [a]}                           | evaluate.tasks needs lm_eval; pip install
     clean: {filters: [c4]}                           | c4 needs spaCy; pip install
     clean: {fasttext: [{path: paths, label: x}]}     | clean.fasttext needs fasttext-predict; pip install
@@ -47,8 +60,10 @@ def test_everything_that_a_configuration_names_is_checked_before_a_job(
     monkeypatch.chdir(tmp_path)
     for module in ("workflow.checks", "corpus.text.filters", "training.metrics.boards"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     for name in ("folder", "pointer"):
         Path(name).mkdir()
+    Path("folder/notes.md").write_text("# Notes\n")
     Path("paths").write_text("a/b\n")
     for name in ("a.parquet", "d.idx"):
         Path(name).touch()
@@ -57,13 +72,14 @@ def test_everything_that_a_configuration_names_is_checked_before_a_job(
     models = {
         "m": {"model": SIZES | {"seq_len": 8}, "data": [{"prefix": "d", "weight": 1}], "train": {"iterations": 1}}
     }
-    base = {"run": "x", "sources": [{"path": "paths"}], "models": models}
+    base = {"run": "x", "sources": [{"path": "paths", "format": "text"}], "models": models}
     for change, said in (line.split("|") for line in NAMED.strip().splitlines()):
         Path("config.yaml").write_text(yaml.safe_dump(merged(base, yaml.safe_load(change))))
         with pytest.raises(ToolkitError) as error:
             settings = settings_for_workflow([Path("config.yaml")], [])
             check_names(settings)
             check_files(settings)
+            check_sources(settings)
             filters(settings.clean)
             check_evaluation(settings)
             check_model(settings, "m")
@@ -120,6 +136,32 @@ def test_a_crawl_of_another_number_of_shards_stops_the_run_until_it_is_moved_awa
             check_crawl(settings)
     (base.run / "pages").rename(base.run / "pages-2")
     check_crawl(four)
+
+
+def test_sources_are_read_before_ingest_and_not_again_until_they_change(tmp_path: Path) -> None:
+    notes, run = tmp_path / "texts/notes.md", tmp_path / "run"
+    notes.parent.mkdir()
+    notes.write_text("# Notes\n")
+    settings = Settings(run=run, sources=[SourceSettings(path=str(notes.parent))])
+    others = [SourceSettings(path=str(notes.parent), text_key="body")]
+    refused = partial(pytest.raises, InputError, match=r"notes\.md: text; set format")
+    with refused():
+        check_sources(settings)
+    write_settings(settings, run / "config.yaml")
+    write_json(
+        run / "ingest/stats.json", {"inputs": {str(path): fingerprint(path) for path in (notes, run / "config.yaml")}}
+    )
+    check_sources(settings)
+    check_sources(Settings(run=tmp_path / "next", base=run, sources=others))
+    with refused():
+        check_sources(settings.model_copy(update={"sources": others}))
+    notes.write_text("# Other notes\n")
+    with refused():
+        check_sources(settings)
+    (run / "ingest/stats.json").write_bytes(bytes(9))
+    with refused():
+        check_sources(settings)
+    check_sources(Settings(run=notes.parent, sources=settings.sources))  # the run makes it yet
 
 
 def test_a_text_that_would_be_read_too_often_is_noted_once_there_is_a_dataset(

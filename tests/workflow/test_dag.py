@@ -81,7 +81,7 @@ def test_a_model_with_data_of_its_own_needs_no_corpus_and_one_that_starts_from_a
 
 
 def test_all_asks_which_of_several_models_to_train_and_no_other_target_does(folder: Path) -> None:
-    config = {"run": "results/own", "sources": [{"path": "Snakefile"}], "shards": 1}
+    config = {"run": "results/own", "sources": [{"path": "Snakefile", "format": "text"}], "shards": 1}
     one, two = {"first": SMALL}, {"first": SMALL, "second": SMALL}
     jobs, _ = planned(folder, *write(folder, **config, models=one))
     assert jobs["train"] == jobs["merge"] == jobs["evaluate"] == 1, "the only model"

@@ -1,6 +1,7 @@
 """Our changes of Snakemake: records and lock of a run, existing results, failed jobs."""
 
 import base64
+import logging
 import os
 import pty
 import re
@@ -15,9 +16,12 @@ from threading import Thread
 import psutil
 import pytest
 import yaml
+from snakemake.logging import DefaultFormatter
+from snakemake_interface_logger_plugins.common import LogEvent
 
 from tests.helpers import wait_for
 from tests.workflow.pipeline import snakemake
+from workflow import patches
 
 COPIED = """
 from workflow import snakefile
@@ -161,6 +165,27 @@ def start(folder: Path) -> "tuple[subprocess.Popen[bytes], list[str]]":
     return process, shown
 
 
+def test_the_terminal_names_two_paths_of_a_list_and_the_log_file_all() -> None:
+    paths = [f"results/x/dedup/work/{number}.pairs" for number in range(300)]
+    event = {
+        **{"event": LogEvent.JOB_INFO, "rule_name": "dedup_verify_0", "rule_msg": None, "jobid": 7, "local": False},
+        **{"is_checkpoint": False, "input": paths, "output": paths[:3], "log": ["a.log"], "benchmark": None},
+        **{"reason": f"Missing output files: {', '.join(paths[:4])}; Forced", "wildcards": {}, "priority": 0},
+        **{"threads": 1, "resources": {"tmpdir": "/tmp"}},
+    }
+    record = logging.makeLogRecord(event)
+    short, whole = (form(set(), False).format(record) for form in (patches.Abridged, DefaultFormatter))
+    assert paths[299] in whole
+    assert short.splitlines()[1:6] == [
+        "rule dedup_verify_0:",
+        f"    input: {paths[0]}, {paths[1]}, … (298 more)",
+        f"    output: {', '.join(paths[:3])}",
+        "    log: a.log",
+        "    jobid: 7",
+    ]
+    assert f"    reason: Missing output files: {paths[0]}, {paths[1]}, … (2 more); Forced" in short
+
+
 def kill(process: "subprocess.Popen[bytes]") -> None:
     """Kill Snakemake alone, then the jobs that it left."""
     jobs = psutil.Process(process.pid).children(recursive=True)
@@ -186,7 +211,8 @@ def test_a_live_run_keeps_its_lock_and_of_two_starts_after_it_was_killed_one_run
     wait_for(lambda: runs.exists() and any(process.poll() is not None for process, _ in both))
     both.sort(key=lambda one: one[0].poll() is not None)
     (live, shown), (refused, error) = both
-    wait_for(lambda: "3/10 documents, 0:00:07 left" in "".join(shown))  # the bar has the last line of the log
+    bar = re.compile("0:00:07 left 3/10 documents *\r?\n?")  # from the last line of the log
+    wait_for(lambda: bar.search(re.sub(r"\x1b\[[\d;]*m", "", "".join(shown))) is not None)
     os.killpg(live.pid, signal.SIGINT)  # as a terminal's Ctrl-C
     assert live.wait() == 130 and refused.wait() == 2
     wait_for(lambda: shown[-1] == error[-1] == "END")

@@ -21,7 +21,7 @@ BASE: dict[str, Any] = {
     "run": "results/x",
     "urls": ["urls.txt"],
     "scrape": {"contact": "you@site.example"},
-    "sources": [{"path": "texts"}],
+    "sources": [{"path": "texts", "format": "text"}],
     "repeats": {"units": ["lines"]},
     "decontaminate": {"files": ["set.txt"]},
     "train_tokenizer": {"vocab_size": 300},
@@ -188,6 +188,8 @@ def test_another_content_of_an_input_repeats_the_steps_that_read_it(finished: Pa
     for name in ("texts", "set.txt"):
         (finished / name).write_text("x")
     assert "note: texts: " in output
+    before_scrape = re.search(r"rule ingest:\n(    .+\n)*    priority: 1\n", output)
+    assert before_scrape and output.count("    priority: ") == 1, "an error in a source is known at once"
     assert {"ingest", "decontaminate_count"} <= rules and "blacklist" not in rules
     (finished / "tasks/quiz.yaml").write_text("y")
     assert plan(finished)[0] == {"evaluate", "report", "all"}

@@ -11,6 +11,7 @@ from tests.workflow.pipeline import DATASET, configure, finish, snakemake
 from workflow.report.funnel import funnel
 
 ITEM = "Which river did the old surveyor cross before he finally reached his camp in the northern valley"
+CURE = "set format, such as text for a document per file, or leave it out with glob"
 ODD = 'o\'d "q" $HOME *[x]? ü;&#~!\\b --x'
 
 
@@ -38,3 +39,6 @@ def test_existing_text_becomes_tokens_whatever_the_names_of_run_and_inputs(tmp_p
     assert ITEM not in text and prose(90, 800)[:400] in text
     again = snakemake(tmp_path, "dataset", "-n")
     assert "Nothing to be done" in again.stdout + again.stderr
+    (texts / "notes.md").write_text("# Notes")
+    refused = snakemake(tmp_path, "dataset", "-n", "--quiet")
+    assert refused.returncode == 2 and refused.stderr.endswith(f"\nerror: {texts.name}/notes.md: text; {CURE}\n")

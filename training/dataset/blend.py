@@ -13,7 +13,7 @@ that sample n is found directly. Ratios that need a period over 2^20 are rounded
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cached_property
 from heapq import heappop, heappush
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from common.errors import InputError
 from common.settings import DataSettings, ModelSettings, TrainSettings
 from common.settings.training import DOCUMENT_RULES
+from common.tokenizer import Tokenizer
 from training.dataset.corpus import PARTS, Corpus, Samples, split_documents
 
 MAX_PERIOD = 1 << 20  # ratios of weights that need a longer period are rounded
@@ -143,8 +144,14 @@ class Splits(NamedTuple):
     test: Blend | None  # None if a corpus has no whole sample for it
 
 
-def open_splits(datasets: Sequence[DataSettings], train: TrainSettings, model: ModelSettings, name: str) -> Splits:
-    """Open the corpora of the model `name` and check them.
+def open_splits(
+    datasets: Sequence[DataSettings],
+    train: TrainSettings,
+    model: ModelSettings,
+    name: str,
+    tokenizer: Callable[[], Tokenizer | None] = lambda: None,
+) -> Splits:
+    """Open the corpora of the model `name` and check them; `tokenizer` is called if one needs it.
 
     Raises InputError or ConfigError if a corpus is missing or has another vocabulary, if a part has
     no document, or if training or validation get no whole sample; the test part may be smaller.
@@ -154,7 +161,7 @@ def open_splits(datasets: Sequence[DataSettings], train: TrainSettings, model: M
     vocabularies: dict[str, Path] = {}  # a prefix for each hash
     for source in datasets:
         corpus = Corpus.open(source.prefix)
-        corpus.check_vocabulary(model.vocab_size, f"models.{name}.model.vocab_size")
+        corpus.check_vocabulary(model.vocab_size, f"models.{name}.model.vocab_size", tokenizer)
         for key in DOCUMENT_RULES:
             if getattr(train, key):
                 corpus.check_end_of_text(f"models.{name}.train.{key}")

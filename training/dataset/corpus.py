@@ -12,7 +12,7 @@ consumed; there are always more epochs.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from mmap import MADV_RANDOM, mmap
@@ -28,6 +28,7 @@ from common.files import read_documents, read_lines
 from common.settings.training import split_shares
 from common.tokenizer import Tokenizer
 from corpus.index import IndexedDataset, content_of, read_meta
+from training.huggingface.tokenizer import vocabulary_size
 
 PARTS = ("train", "valid", "test")
 _SCAN = 1 << 22  # tokens per read of the vocabulary check
@@ -38,7 +39,8 @@ class Corpus:
 
     starts      int64 (D,)  first token of each document in `tokens`
     lengths     int64 (D,)  tokens of each document
-    end_of_text             ends a document; without PREFIX.json the vocabulary's last id
+    end_of_text             ends a document; without PREFIX.json that of the run's tokenizer, if
+                            it has as many tokens, else the vocabulary's last id
     vocabulary              hash of its merges; empty if not known
     """
 
@@ -96,11 +98,14 @@ class Corpus:
         """A hash of the tokens; see `corpus.index.content_of`."""
         return content_of(self.prefix)
 
-    def check_vocabulary(self, vocab_size: int, key: str) -> None:
+    def check_vocabulary(
+        self, vocab_size: int, key: str, tokenizer: Callable[[], Tokenizer | None] = lambda: None
+    ) -> None:
         """Raise InputError if the dataset's vocabulary is not the model's, the setting `key`.
 
-        A dataset without PREFIX.json (made by other tools) is read once from end to end. From here
-        on every token that is read is checked, so that a damaged file never reaches the model.
+        A dataset without PREFIX.json (made by other tools) is read once from end to end, and needs
+        `tokenizer`. From here on every token that is read is checked, so that a damaged file never
+        reaches the model.
         """
         self.vocab_size, self.end_of_text = vocab_size, vocab_size - 1
         meta = read_meta(self.prefix)
@@ -117,6 +122,9 @@ class Corpus:
             raise InputError(
                 f"{self.prefix}: holds token id {largest}, but {key} is {vocab_size}; set {key} above {largest}"
             )
+        theirs = tokenizer()
+        if theirs is not None and vocabulary_size(theirs) == vocab_size:
+            self.end_of_text = theirs.end_of_text
 
     def check_end_of_text(self, key: str) -> None:
         """Raise InputError if the first document lacks the `end_of_text` that `key` needs."""

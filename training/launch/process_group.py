@@ -19,7 +19,7 @@ from common.errors import USER_ERROR, JobError, LostRankError, ToolkitError, Tra
 from common.settings import ClusterSettings
 from training.launch.device import choose_device, claim_gpu, set_threads
 from training.launch.failure_monitor import Failure, FailureMonitor
-from training.launch.rank import SINGLE, Launch
+from training.launch.rank import SINGLE, Launch, starting
 from training.launch.rendezvous import rendezvous, set_interface, start_monitor
 from training.launch.signals import ignore_signals
 
@@ -59,6 +59,7 @@ def joined(
         try:
             checked = check()
             folder.mkdir(parents=True, exist_ok=True)
+            starting(launch.rank, "imports PyTorch")
             yield World(0, 1, _device(launch, cluster), launch), checked
         except (RuntimeError, MemoryError) as error:
             if not _out_of_memory(error):
@@ -90,6 +91,7 @@ def joined(
 
 def _device(launch: Launch, cluster: ClusterSettings) -> "torch.device":
     set_threads(launch, cluster.cpus_per_task)  # before torch is imported
+    starting(launch.rank, "opens the device")
     return choose_device(launch, cluster.gpus_per_node)
 
 
@@ -103,6 +105,7 @@ def _start_process_group(launch: Launch, cluster: ClusterSettings, store: "Store
     if on_gpu:
         claim_gpu(launch, device, store)
     set_interface(launch, cluster.interface, store, monitor)
+    starting(launch.rank, f"connects the {launch.world_size} processes")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         store=PrefixStore("group", store),

@@ -10,8 +10,12 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from common.console import say
 from common.errors import ConfigError
 from common.settings import ParallelSettings
+
+STARTING = "starting: "
+"""Begins the line in rank 0's log that says what a start does next."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,12 @@ def read_launch(env: Mapping[str, str] = os.environ) -> Launch:
 def node_name() -> str:
     """The name of this node: Slurm's, which people use to exclude a node, else the host's."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def starting(rank: int, what: str) -> None:
+    """Say on rank 0 what this start does next; whoever waits for the job sees it at once."""
+    if rank == 0:
+        say(f"{STARTING}{what}")
 
 
 def check_layout(launch: Launch, parallel: ParallelSettings, model: str) -> None:

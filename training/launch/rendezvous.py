@@ -18,7 +18,7 @@ import psutil
 from common.errors import ConfigError, JobError, LostRankError
 from common.files import write_text
 from training.launch.failure_monitor import FailureMonitor, Hub
-from training.launch.rank import Launch, node_name
+from training.launch.rank import Launch, node_name, starting
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -33,8 +33,10 @@ def rendezvous(launch: Launch, folder: Path, interface: str = "", timeout: float
     Rank 0 writes "host:port" to a file in `folder`, which is removed once all have joined. In the
     store, here/RANK is the name of that rank's node. Raises JobError after `timeout` seconds.
     """
+    starting(launch.rank, "imports PyTorch")
     from torch.distributed import DistNetworkError, DistStoreError
 
+    starting(launch.rank, f"waits for all {launch.world_size} processes")
     meeting = folder / f"meeting-{launch.key}"
     deadline = time.monotonic() + timeout
     store = None

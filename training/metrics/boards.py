@@ -13,6 +13,7 @@ from common.console import warn
 from common.errors import ConfigError
 from common.files import write_text
 from common.settings import LogSettings
+from training.launch.rank import starting
 
 
 def check_boards(log: LogSettings, name: str) -> None:
@@ -39,6 +40,7 @@ def open_boards(
             except ImportError as error:
                 warn(f"no TensorBoard files ({error}): pip install tensorboard, or log.tensorboard: false")
         if on_rank0 and log.wandb:
+            starting(0, "connects to Weights & Biases")
             boards.append(WeightsAndBiases(folder, log.wandb, name, iteration, config))
         return boards
 

@@ -68,9 +68,9 @@ class Curve:
         return ",".join("" if value is None or value != value else str(value) for value in values) + "\n"
 
 
-def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, seconds_left: float) -> str:
+def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, seconds_left: float | None) -> str:
     """A row of train.csv as a log line in Megatron-LM's format: `key: number | key: number`."""
-    seconds, left = row["ms_per_iteration"] / 1000, math.ceil(seconds_left)
+    seconds, left = row["ms_per_iteration"] / 1000, math.ceil(seconds_left or 0)
     fields = {
         "consumed samples": f"{row['consumed_samples']:12d}",
         "consumed tokens": f"{row['consumed_tokens']:12d}",
@@ -89,7 +89,7 @@ def log_line(row: Mapping[str, Any], iterations: int, global_batch_size: int, se
         f"MFU (%, {CONVENTION})": None if row["mfu"] is None else f"{row['mfu']:.2%}"[:-1],
         "data wait (ms)": f"{row['data_wait_ms']:.1f}",
         "data wait (%)": f"{100 * row['data_wait_ms'] / row['ms_per_iteration']:.1f}",
-        "ETA": f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}",
+        "ETA": None if seconds_left is None else f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}",
     }
     known = [f"{key}: {value}" for key, value in fields.items() if value is not None]
     return " | ".join([f"iteration {row['iteration']:8d}/{iterations:8d}", *known])

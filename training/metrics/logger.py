@@ -193,10 +193,14 @@ class MetricsLogger:
             "memory_mb": round(memory_mb, 1),
         }
 
-    def seconds_left(self, iteration: int) -> float:
-        """Seconds to the last iteration, at the mean pace since this start's first step."""
-        begun = self._first_ended if self._later else self._started
-        return (time.perf_counter() - begun) / max(1, self._later) * (self._train.iterations - iteration)
+    def seconds_left(self, iteration: int) -> float | None:
+        """Seconds to the last iteration, at the mean pace since this start's first step.
+
+        None after that step, which may have compiled the model.
+        """
+        if not self._later:
+            return None
+        return (time.perf_counter() - self._first_ended) / self._later * (self._train.iterations - iteration)
 
     def report_validation(self, iteration: int, consumed_samples: int, loss: float, part: str = "valid") -> None:
         """Write a line and a row of valid.csv; for another part, MODEL_FOLDER/<part>.json."""

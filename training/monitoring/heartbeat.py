@@ -40,7 +40,7 @@ class Heartbeat:
         self._ended = threading.Event()
         self._failed = False
         self._hung = (0.0, "")  # time of the beat after which this process hung, and in which collective calls
-        self.progress: Mapping[str, Any] = {}  # what else the file says, see `progress_of`
+        self._progress: Mapping[str, Any] = {}  # what else the file says, see `progress_of`
 
     def __enter__(self) -> "Heartbeat":
         if self.rank == 0:
@@ -79,6 +79,13 @@ class Heartbeat:
         if self.silence:
             faulthandler.dump_traceback_later(self.silence, repeat=True, file=self._stacks)
 
+    def report(self, figures: Mapping[str, Any]) -> None:
+        """Add figures for `progress_of`; the first ones are written at once: people wait."""
+        first = not self._progress
+        self._progress = {**self._progress, **figures}
+        if first:
+            self._write()
+
     def _write(self) -> float:
         """Write the newest beat to the file; returns its time. Warns once if that fails."""
         beaten, iteration, doing = self._beat
@@ -88,7 +95,7 @@ class Heartbeat:
             self._hung = (beaten, shorten(calls, _SIZE // 3, placeholder=" …"))
         if self._hung[0] == beaten and self._hung[1]:
             where["hangs_in"] = self._hung[1]
-        life = json.dumps({**self._about, **where, "time": time.time(), **self.progress})
+        life = json.dumps({**self._about, **where, "time": time.time(), **self._progress})
         try:
             os.pwrite(self._file, life.encode().ljust(_SIZE - 1) + b"\n", 0)
         except OSError as error:

@@ -62,13 +62,18 @@ def parallelize(
         apply_data_parallel(stage, blocks, mesh["dp"], parallel, stage.model.dtype)
 
 
+def is_compiled(mode: str, device: torch.device) -> bool:
+    """Whether `train.compile` asks for any graph on this device; `auto` does on GPUs."""
+    return mode in ("blocks", "model") or (mode == "auto" and device.type == "cuda")
+
+
 def compile_stage(stage: Stage, mode: str, device: torch.device) -> None:
     """Compile a stage in place: in one graph (`model`), or layers, embedding, loss (`blocks`)."""
-    if mode == "auto":
-        mode = "blocks" if device.type == "cuda" else "none"
+    if not is_compiled(mode, device):
+        return
     if mode == "model":
         compile_method(stage, "forward", list(stage.modules()))
-    if mode == "blocks":
+    else:
         for block in stage.model.h.values():
             compile_method(block, "forward", list(block.modules()))
         rest = [module for name, module in stage.model.named_children() if name != "h"]

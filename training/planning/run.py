@@ -2,7 +2,7 @@
 
 import fnmatch
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from training.launch.process_group import World
 
 
+def tokenizer_of(tokenize: TokenizeSettings) -> Tokenizer:
+    """A run's tokenizer. Raises InputError if a file is missing."""
+    return Tokenizer(vocabulary_files(tokenize.encoder_json, tokenize.vocab_bpe))
+
+
 @dataclass(frozen=True)
 class Plan:
     """A model's settings, its data, and how the data were tokenized."""
@@ -46,7 +51,7 @@ class Plan:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the run, read when it is first used."""
-        return Tokenizer(vocabulary_files(self.tokenize.encoder_json, self.tokenize.vocab_bpe))
+        return tokenizer_of(self.tokenize)
 
     @cached_property
     def attention(self) -> float:
@@ -188,7 +193,8 @@ def make_plan(settings: Settings, name: str) -> Plan:
             raise ConfigError(
                 f"models.{name}.train.no_decay: no parameter is called {pattern!r}; h.0.ln_1.weight is one"
             )
-    data = open_splits(datasets, experiment.train, experiment.model, name)
+    tokenizer = partial(tokenizer_of, settings.tokenize)
+    data = open_splits(datasets, experiment.train, experiment.model, name, tokenizer)
     if (experiment.train.keep_best or experiment.train.stop_after_no_improvement) and not data.valid.per_epoch:
         raise ConfigError(f"models.{name}.train.split leaves no validation part, but its loss decides; give it a share")
     plan = Plan(name, experiment, settings.tokenize, data)

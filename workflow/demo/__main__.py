@@ -7,6 +7,7 @@ each step kept, the loss, a generated text, where the results are and what to tr
 work is not repeated.
 """
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -42,54 +43,65 @@ def run_snakemake() -> None:
         )
 
 
-def summary(settings: Settings) -> str:
-    """The summary of a finished run and its last model: at most 24 lines of at most 100 columns."""
+def summary(settings: Settings, columns: int = COLUMNS) -> str:
+    """The summary of a finished run and its last model: 24 lines, which fit, except for paths."""
     run = settings.run
-    rows = [_row(step) for step in funnel(run, settings) if step.documents_in and step.name != "merge_index"]
+    rows = [_row(step, columns) for step in funnel(run, settings) if step.documents_in and step.name != "merge_index"]
     lines = [*text_table(rows, "lrrll").splitlines(), ""]
     others = [f"dataset     {settings.dataset_prefix}.bin, .idx"]
     for name in settings.models_of_all[-1:]:
-        lines += [*_training(settings, name), ""]
+        lines += [*_training(settings, name, columns), ""]
         merged = steps.result("merge", run, name).parent
         others += [
             f"model       {merged}   (transformers loads it)",
             f'more text   python -m training.generate --checkpoint {merged} --prompt "The"',
         ]
     lines += [f"report      {run / 'report.html'}   (open it in a browser)", *others]
-    lines.append("next        docs/quickstart.md: a second model size, your own text or URLs, a test Slurm")
-    return "\n".join(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 1]}…" for line in lines)
+    lines.append("next        docs/quickstart.md: more models, your text or URLs, a test Slurm")
+    return "\n".join(lines)
 
 
-def _row(step: FunnelStep) -> list[str]:
+def _row(step: FunnelStep, columns: int) -> list[str]:
     """A step's name, counts in and out, their unit, and the reasons of drops or the tokens."""
-    note = textwrap.shorten(", ".join(f"{count} {reason}" for reason, count in step.reasons), 52, placeholder=" …")
+    note = textwrap.shorten(
+        ", ".join(f"{count} {reason}" for reason, count in step.reasons), columns - 48, placeholder=" …"
+    )
     note = f"dropped: {note}" if note else f"{step.tokens:,} tokens" if step.tokens else ""
     return [step.name, f"{step.documents_in:,}", f"-> {step.documents_out:,}", step.unit, note]
 
 
-def _training(settings: Settings, name: str) -> list[str]:
+def _training(settings: Settings, name: str, columns: int) -> list[str]:
     """The training's length, the losses on held-out documents, and a generated text."""
     (model,) = [model for model in trained_models(settings.run) if model.name == name]
     done = read_json(settings.model_folder(name) / "done.json")
     experiment, seconds = settings.models[name], int(model.seconds or 0)
-    lines = [
+    facts = [
         f"{name}: {done['iteration']:,} iterations, {done['consumed_samples'] * experiment.model.seq_len:,} tokens in "
-        f"{seconds // 60}:{seconds % 60:02d} min, {experiment.parallel.tensor} tensor-parallel processes"
+        f"{seconds // 60}:{seconds % 60:02d} min, {experiment.parallel.tensor} tensor-parallel ranks"
     ]
     losses, at = model.valid.values("loss"), model.valid.values("iteration")
     if len(losses):
         per_byte = (model.evaluation or {}).get("bits_per_byte")
-        lines.append(
-            f"loss on held-out documents: {losses[0]:.2f} after {at[0]:.0f} iterations, {losses[-1]:.2f} after "
+        facts.append(
+            f"held-out loss: {losses[0]:.2f} after {at[0]:.0f} iterations, {losses[-1]:.2f} after "
             f"{at[-1]:.0f}{f' ({per_byte:.2f} bits per byte)' if per_byte else ''}"
         )
+    lines = [line for fact in facts for line in textwrap.wrap(fact, columns, subsequent_indent="  ")]
     samples = split_samples(model.sample or "", None)
-    wrapped = textwrap.wrap(" ".join(samples[0].text.split()), COLUMNS - 2, max_lines=_TEXT_LINES, placeholder=" …")
+    wrapped = textwrap.wrap(" ".join(samples[0].text.split()), columns - 2, max_lines=_TEXT_LINES, placeholder=" …")
     lines += ["", f"{name} continues {settings.generate.prompt!r}:", *(f"  {line}" for line in wrapped)]
     spans = [span for sample in samples for span in sample.sources[1:]]
-    longest = max(spans, key=lambda span: int(span.split()[0]), default="no 8 tokens of it stand in the training data")
-    verbatim = textwrap.wrap(f"verbatim: {longest}", COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
-    return [*lines, *(verbatim[:2] if samples[0].sources else [])]
+    if spans:
+        return [*lines, *_verbatim(max(spans, key=lambda span: int(span.split()[0])), columns)]
+    return [*lines, *["verbatim: no 8 tokens of it stand in the training data"] * bool(samples[0].sources)]
+
+
+def _verbatim(span: str, columns: int) -> list[str]:
+    """`12 tokens 'text': URL, first read in iteration 78` in two lines; a long text is cut off."""
+    head, _, read = span.rpartition(", ")
+    quote, _, place = head.rpartition(": ")
+    room = columns - len(f"verbatim: , {read}")
+    return [f"verbatim: {quote if len(quote) <= room else f'{quote[: room - 1]}…'}, {read}", f"  {place}"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.parser("workflow.demo", __doc__).parse_args(argv)
     settings = load_settings(Path("config.yaml"))
     run_snakemake()
-    print(f"\n{summary(settings)}")
+    print(f"\n{summary(settings, min(COLUMNS, shutil.get_terminal_size((COLUMNS, LINES)).columns))}")
     return 0
 
 

@@ -8,11 +8,11 @@ Without --yes the command only prints what it would remove. With --yes it remove
 URL lists, pages, archives, journals, shards, rejects, examples and logs, and deletes the report and
 the cards, which `snakemake` writes again. In datasets, each of their tokens becomes end-of-text (a
 tombstone, which no loss counts), so that later samples keep their places. Duplicates that they
-displaced stay out, also in runs that extend this one. Checkpoints that read one of them move to
-MODEL/withdrawn, for the run's models and those of --model; training resumes from the newest
-checkpoint before the first read. A model of another run that was not named cannot continue; repeat
-the command with --model. RUN/takedown/0001.json is the record. After a kill, the next
-command with --yes finishes the removal.
+displaced stay out, also in runs that extend this one. Files below RUN/fetch are named, not edited.
+Checkpoints that read one of them move to MODEL/withdrawn, for the run's models and those of
+--model; training resumes from the newest checkpoint before the first read. A model of another run
+that was not named cannot continue; repeat the command with --model. RUN/takedown/0001.json is the
+record. After a kill, the next command with --yes finishes the removal.
 """
 
 import os
@@ -42,8 +42,8 @@ from workflow.runs import load_run, read_takedown
 
 FOLDER = REMOVED_IDS.parent.name
 _REBUILT = ("report.html", "cards/**/*", "dataset/*.ngrams")
-# without entries of documents, or rebuilt; site is the demo's input
-_SKIPPED = ("records", FOLDER, "settings", "merged", "tokenizer", "site", "report.html", "cards")
+# without entries of documents, or rebuilt; site is the demo's input, fetch that of ingest
+_SKIPPED = ("records", FOLDER, "settings", "merged", "tokenizer", "site", "fetch", "report.html", "cards")
 _SKIPPED_OF_MODEL = ("iter_", "snapshots", "trace", "withdrawn")
 _SHOWN = 20
 
@@ -163,6 +163,10 @@ def describe(run: Path, plan: Plan) -> Iterator[str]:
         yield f"{document['id']} {document['source']}: dropped as its duplicate ({document['reason']}); it stays out"
     for name in plan["survivors"][:_SHOWN]:
         yield f"{name}: is a duplicate of one of them and is kept; list its id to remove it"
+    tables = [(DocumentTable(run / prefix), rows) for prefix, rows in plan["datasets"].items()]
+    fetched = {table[row].origin for table, rows in tables for row in rows if "://" in table[row].origin}
+    for origin in sorted(fetched)[:_SHOWN]:
+        yield f"{origin}: is not edited; delete the file below {run}/fetch, which comes back only for ingest"
     if (run / "tokenizer/vocab.bpe").is_file():
         yield "the tokenizer was trained on them and is kept; rerun train_tokenizer and all later steps to replace it"
 

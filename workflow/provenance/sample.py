@@ -108,7 +108,8 @@ def fate(document: Document) -> str:
 
 
 def _described(document: Document, before: str | None) -> Iterator[str]:
-    yield f"{document.get('id', '-')}  {plain(source_of(document))}\n  {fate(document)}"
+    origin = f"  {plain(str(document['origin']))}" if document.get("url") and document.get("origin") else ""
+    yield f"{document.get('id', '-')}  {plain(source_of(document))}{origin}\n  {fate(document)}"
     text = document.get("text", before or "")
     if before is None or before == text:
         yield f"  {'' if before is None else 'unchanged: '}{plain(text)}"

@@ -91,16 +91,50 @@ rule scrape:
         "--allow-empty {params.resolve} " + ARCHIVE + " > {log:q} 2>&1"
 
 
+if settings.remote_sources:
+
+    # temp: when ingest runs again, fetch runs first. It fetches only files that are not there.
+    rule fetch:
+        output:
+            fetched=temp(RUN / "fetch/fetched"),
+        log:
+            RUN / "logs/fetch.log",
+        priority: 1  # as ingest
+        retries: 5  # each attempt continues
+        localrule: "fetch" not in settings.cluster.corpus.partitions
+        resources:
+            **needs("fetch", 2000, minutes=24 * 60),
+        params:
+            stats=result("fetch"),
+        shell:
+            'python -m corpus.fetch --config "$URLS_TO_GPT2_SETTINGS" --stats {params.stats:q} > {log:q} 2>&1 '
+            "&& touch {output.fetched:q}"
+
+
+def texts_to_read(wildcards):
+    check(checks.check_sources)
+    paths = (source.path for source in settings.sources if not source.is_remote)
+    return [
+        *made_here(paths),
+        *(rules.fetch.output if settings.remote_sources else []),
+    ]
+
+
+# Opens every file.
+HAS_PAGES = snakefile.or_exit(lambda: settings.has_pages)()
+
+
 rule ingest:
     input:
-        made_here(source.path for source in settings.sources),
+        texts_to_read,
     output:
         stats=result("ingest"),
     log:
         RUN / "logs/ingest.log",
-    threads: 2 if settings.has_pages else 1
+    priority: 1  # before scrape, so that an error in a source is known at once, not when days of fetching end
+    threads: 2 if HAS_PAGES else 1
     resources:
-        **needs("ingest", 4000 if settings.has_pages else 2000, minutes=24 * 60),
+        **needs("ingest", 4000 if HAS_PAGES else 2000, minutes=24 * 60),
     params:
         settings=keys("ingest"),
         shards=settings.shards,

@@ -36,6 +36,18 @@ def test_a_wrong_encoding_is_one_line(tmp_path: Path) -> None:
             SourceSettings(path="", encoding=name)
 
 
+def test_a_file_of_json_lines_is_refused_at_once_if_it_begins_with_ten_bad_ones(tmp_path: Path) -> None:
+    path, good, bad = tmp_path / "a.jsonl", b'{"text": "x"}\n', b'{"content": "x"}\n\n'
+    path.write_bytes(bad * 9 + good + bad * 20)
+    assert len(take(tmp_path, path, max_bad_share=0.99)) == 1
+    path.write_bytes(bad * 10 + good * 90)
+    message = (
+        r"a\.jsonl:19: no string under 'text', but content; set text_key; none of the first 10 lines is a document"
+    )
+    with pytest.raises(InputError, match=message):
+        take(tmp_path, path, max_bad_share=0.99)
+
+
 def test_cells_may_hold_line_ends_quotes_and_megabytes(tmp_path: Path) -> None:
     long = "x, " * 400_000
     rows = ["url,text,n", 'http://a.example/,"One\r\nand ""two"", see",7', f'"","{long}",', "", "a,b", ",only text,"]
@@ -45,7 +57,7 @@ def test_cells_may_hold_line_ends_quotes_and_megabytes(tmp_path: Path) -> None:
     assert documents[0]["url"] == "http://a.example/" and "meta" not in documents[0]
     with pytest.raises(InputError, match=r"a\.csv:6: 2 cells, but 3 in the header; 1 of 4 lines"):
         take(tmp_path, tmp_path / "a.csv")
-    with pytest.raises(InputError, match=r"a\.csv: no column 'body', but url, text, n; set text_key"):
+    with pytest.raises(InputError, match=r"a\.csv: no column 'body', but url, text, n; set text_key$"):
         take(tmp_path, tmp_path / "a.csv", text_key="body")
     (tmp_path / "a.tsv").write_text('text\tn\nfine\t1\n"never closed\t2\n')
     with pytest.raises(InputError, match=r"a\.tsv:3: not CSV \(.*repair its quotes"):

@@ -10,6 +10,7 @@ import pytest
 from common.errors import InputError
 from common.files import BadLines, write_json
 from common.settings import SourceSettings
+from corpus.sources.preview import preview
 from corpus.sources.tables import read_arrow, read_parquet
 from tests.corpus.test_ingest import take
 from tests.helpers import assert_one_line_error, called
@@ -62,8 +63,10 @@ def test_a_column_that_does_not_fit_and_a_damaged_file_are_one_line(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(named(tmp_path, kind), pa.table({"text": ["One.", None, "Three."] * 500, "n": [1, 2, 3] * 500}))
-    with pytest.raises(InputError, match=r"no column 'body', but text, n; set text_key"):
-        take(tmp_path, path, text_key="body")
+    with pytest.raises(InputError, match=r"no column 'tex', but text, n; set text_key \(did you mean 'text'\?\)$"):
+        take(tmp_path, path, text_key="tex")
+    with pytest.raises(InputError, match=r"no column 'tex', but text, n; set text_key"):
+        preview([SourceSettings(path=str(path), text_key="tex")], 0.001)
     with pytest.raises(InputError, match=r"column 'n' is int64, no text; set text_key to one of text$"):
         take(tmp_path, path, text_key="n")
     with pytest.raises(InputError, match=r"column 'text' is binary, no text; write it as string"):

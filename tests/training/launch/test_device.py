@@ -43,7 +43,7 @@ with started(read_launch(), Path("."), ClusterSettings(cpus_per_task=3)):
 """
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
     found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
-    assert json.loads(found) == [3, "3", "3"]
+    assert json.loads(found.splitlines()[-1]) == [3, "3", "3"]
 
 
 def test_fewer_gpus_than_asked_for_is_an_error_that_names_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
