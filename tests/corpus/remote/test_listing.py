@@ -8,8 +8,8 @@ import pytest
 
 from tests.corpus.remote.conftest import NUMBERS, Web
 from tests.corpus.remote.fetching import DUMPS, HOST, at, below, everything, fetch, fetched, listed
-from tests.corpus.remote.servers import Server, Site, apache_page, nginx_page, no_head, serving
-from tests.helpers import assert_one_line_error
+from tests.corpus.remote.servers import Server, Site, apache_page, chunked, cut, nginx_page, no_head, serving, status
+from tests.helpers import assert_one_line_error, called
 
 ODD = [
     "a b.gz",
@@ -85,6 +85,26 @@ def test_a_list_of_paths_fetches_the_files_that_it_names(name: str, tmp_path: Pa
         done = fetch(tmp_path, f"https://{HOST}/crawl-data/A/{name}", settings=at(server))
         assert done.returncode == 0, done
     assert sorted(data for data in fetched(tmp_path).values() if data.isdigit()) == [b"00", b"01"]
+
+
+def test_long_pages_and_long_lists_are_read_to_their_end(tmp_path: Path) -> None:
+    pages = {f"x-{n:05}.gz": b"%d" % n for n in range(5000)}  # 700 KB of HTML
+    lines = "".join(f"dumps/{name}\n" for name in pages).encode()
+    site = Site(below(HOST, pages) | {f"{HOST}/lists/wet.paths": lines})
+    last = {"x-04999.gz": b"4999"}
+    with serving(site) as server:
+        site.faults[f"{HOST}/dumps/"] = [cut(500_000), lambda request, good: chunked(request, good), status(503)]
+        for folder in ("cut", "chunked"):
+            done = fetch(tmp_path / folder, f"{DUMPS}/*4999.gz", settings=at(server))
+            assert done.returncode == 0, done
+            assert fetched(tmp_path / folder) == last
+        site.faults[f"{HOST}/lists/wet.paths"] = [cut(50_000)]
+        config = tmp_path / "config.yaml"
+        source = f"{{path: 'https://{HOST}/lists/wet.paths', glob: ['*4999.gz']}}"
+        config.write_text(f"run: {tmp_path}/run\nsources: [{source}]\n")
+        done = called("corpus.fetch", "--config", config, "fetch.retry_delay=0.01", *at(server))
+        assert done.returncode == 0, done
+    assert list(fetched(tmp_path / "run" / "fetch").values()) == [b"4999"]
 
 
 def test_a_source_is_listed_once_until_it_is_renewed(tmp_path: Path, web: Web) -> None:
