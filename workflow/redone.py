@@ -17,7 +17,6 @@ from common import steps
 from common.config import load_settings
 from common.console import note
 from common.errors import ConfigError
-from common.files import REMOVED_IDS
 from common.settings import Settings, changes
 
 _LONGEST = 100  # characters of a changed key
@@ -61,11 +60,6 @@ def announce(settings: Settings, dag: Any) -> None:
         if steps.of_rule(job.rule.name) in order:
             done = any(Path(path).exists() or records.metadata(path) is not None for path in job.output)
             (again if done else first).append(job.rule.name)
-    if "tokenize" in again and (settings.run / REMOVED_IDS).is_file():
-        note(
-            f"{settings.run}: tokenize runs again, without the tombstones of the documents that were removed: samples "
-            "move, and models that were trained cannot go on from their checkpoints"
-        )
     in_order = partial(sorted, key=lambda rule: order.index(steps.of_rule(rule)))
     if text := describe(settings, in_order(again), in_order(first)):
         note(text)
