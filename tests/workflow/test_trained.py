@@ -1,6 +1,7 @@
 """What a change does to a model that has been trained: every key, before any job."""
 
 import json
+import re
 import shutil
 import typing
 from collections.abc import Iterator
@@ -10,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from common import steps
-from common.config import load_settings, write_settings
+from common.config import load_settings, read_yaml, with_overrides, write_settings
 from common.errors import CheckpointError, ConfigError, ToolkitError
+from common.files import read_json
 from common.settings import DataSettings, Experiment, Settings, SourceSettings
 from common.settings.corpus import FastTextModel
 from tests.training.helpers import byte_documents, write_corpus
+from tests.workflow.pipeline import SNAKEMAKE, finish, planned, snakemake
+from tests.workflow.pipeline import TINY as TINY_MODEL
 from training import model_folder
 from training.model_folder import is_end, is_finished
 from workflow import trained
@@ -136,9 +141,9 @@ def outcome(then: Settings, now: Settings) -> str:
     return "anew" if folder.is_dir() and (differs("evaluate", then, now) or differs("generate", then, now)) else "-"
 
 
-def unfinish(folder: Path) -> None:
-    """Make a finished training one that was killed half way."""
-    shutil.rmtree(folder / "iter_0000020")
+def unfinish(folder: Path, last: str = "iter_0000020") -> None:
+    """Make a finished training one that was killed before its last checkpoint."""
+    shutil.rmtree(folder / last)
     (folder / "done.json").unlink()
 
 
@@ -252,3 +257,116 @@ def test_a_run_under_another_name_keeps_its_models(run: Settings) -> None:
         moved.model_folder("tiny") / "settings.yaml",
     )
     check_trained(moved, ["tiny"], {"clean"}, [])
+
+
+CORPUS_OF_TINY = ("dataset/*", "tokens/*", "clean/*", "config.yaml", "models/tiny/*/*")
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    """Every file that a refused change must leave as it is."""
+    return {path: path.read_bytes() for name in CORPUS_OF_TINY for path in (folder / RUN).glob(name) if path.is_file()}
+
+
+def changed(folder: Path, *changes: str) -> tuple[str, str]:
+    """The options that read the configuration with these changes."""
+    config = with_overrides(read_yaml(folder / "config.yaml"), changes)
+    (folder / "changed.yaml").write_text(yaml.safe_dump(config))
+    return "--configfile", "changed.yaml"
+
+
+def refusal(folder: Path, *arguments: str) -> str:
+    """The line with which Snakemake ends before any job."""
+    before, ended = content(folder), snakemake(folder, *arguments)
+    assert ended.returncode == 2 and content(folder) == before, ended.stdout + ended.stderr
+    assert "Job stats" not in ended.stdout + ended.stderr and "settings changed" not in ended.stderr, "no plan"
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error")]
+    return line
+
+
+def done_as_planned(folder: Path, *arguments: str) -> set[str]:
+    """The rules that Snakemake has run, which are those that it had planned."""
+    jobs, _ = planned(folder, *arguments)
+    output = finish([*SNAKEMAKE, "--cores", "2", *arguments], folder)
+    done = set(re.findall(r"^(?:local)?rule (\w+):", output, re.MULTILINE))
+    assert done == jobs.keys() - {"total"}, output
+    return done - {"all"}
+
+
+@pytest.fixture
+def folder(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, with its working folder."""
+    return shutil.copytree(finished_run, tmp_path / "copy", symlinks=True)
+
+
+FILTER = "clean.min_characters=2470"  # drops some documents
+AFTER = {"merge", "evaluate", "generate", "report"}
+
+
+@pytest.mark.xdist_group("finished_run")
+def test_a_plan_that_would_change_the_corpus_of_a_model_is_one_line(folder: Path) -> None:
+    line = refusal(folder, "all", "-n", "--quiet", *changed(folder, FILTER))
+    assert line.startswith("error: results/x: clean.min_characters 512 -> 2470 would make another corpus than the one")
+
+
+@pytest.mark.slow  # these and the next two take 3 minutes of CPU
+@pytest.mark.xdist_group("finished_run")
+def test_no_target_changes_the_corpus_of_a_model(folder: Path) -> None:
+    for target in ("all", "merge_tiny", "dataset", "corpus"):
+        assert "clean.min_characters 512 -> 2470 would" in refusal(folder, target, *changed(folder, FILTER)), target
+    for change in ("blacklist.min_length=20", "tokenize.append_eod=false", "dedup.threshold=0.9", "site=other"):
+        shutil.copytree(folder / "site", folder / "other", dirs_exist_ok=True)
+        key = change.partition("=")[0]
+        assert f"error: results/x: {key} " in refusal(folder, "all", "-n", *changed(folder, change)), change
+    urls = folder / "site/urls.txt"
+    kept = urls.read_bytes()
+    urls.write_bytes(kept + b"http://new.example/page\n")
+    assert "other input of blacklist would make another corpus" in refusal(folder, "all", "-n")
+    urls.write_bytes(kept)
+    assert not planned(folder, "all", *changed(folder, FILTER), "--rerun-triggers", "mtime")[0]
+    finish([*SNAKEMAKE, "all", *changed(folder, FILTER), "--touch", "--forceall"], folder)
+    assert not planned(folder, "all", *changed(folder, FILTER))[0], "--touch keeps the corpus as it is"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("finished_run")
+def test_what_is_planned_of_a_finished_run_happens(folder: Path) -> None:
+    dataset, model = folder / RUN / "dataset/corpus_text_document.bin", folder / RUN / "models/tiny"
+    tokens = dataset.read_bytes()
+    harmless = ("dedup.memory_gb=9", "cluster.max_restarts=9", "models.tiny.train.keep_last=9", "scrape.retries=9")
+    assert not planned(folder, "all", *changed(folder, *harmless))[0]
+    assert done_as_planned(folder, "all", *changed(folder, "generate.prompt=It")) == {"generate", "report"}
+    change = ("generate.prompt=It", "evaluate.max_tokens=1000")
+    assert done_as_planned(folder, "all", *changed(folder, *change)) == {"evaluate", "report"}
+    again = done_as_planned(folder, "all", *changed(folder, *change), "-R", "clean")
+    assert {"clean", "tokenize", "merge_index", "train", *AFTER} <= again
+    shutil.rmtree(dataset.parent)
+    assert done_as_planned(folder, "all", *changed(folder, *change)) == {"merge_index", "train", *AFTER}
+    assert dataset.read_bytes() == tokens and read_json(model / "done.json")["iteration"] == 12
+    change = (*change, "models.tiny.train.iterations=14")
+    assert done_as_planned(folder, "all", *changed(folder, *change)) == {"train", *AFTER}
+    assert read_json(model / "done.json")["iteration"] == 14
+    second = {"model": TINY_MODEL["model"], "train": {"iterations": 2}}
+    change = (*change, f"models.second={json.dumps(second)}", "train_models=[tiny, second]")
+    assert done_as_planned(folder, "all", *changed(folder, *change)) == {"train", *AFTER}
+    assert "models.tiny: train.lr 0.01 -> 1" in refusal(
+        folder, "all", *changed(folder, *change, "models.tiny.train.lr=1")
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("finished_run")
+def test_a_training_that_is_half_way_goes_on_with_its_corpus_alone(folder: Path) -> None:
+    dataset, model = folder / RUN / "dataset/corpus_text_document.bin", folder / RUN / "models/tiny"
+    tokens = dataset.read_bytes()
+    unfinish(model, "iter_0000012")
+    assert "train.seed is 9 in the con" in refusal(folder, "all", "-n", *changed(folder, "models.tiny.train.seed=9"))
+    assert "clean.min_characters 512 -> 2470 would" in refusal(folder, "all", "-n", *changed(folder, FILTER))
+    model.rename(folder / "away")
+    assert {"clean", "train"} < done_as_planned(folder, "train_tiny", *changed(folder, FILTER))
+    assert dataset.read_bytes() != tokens
+    shutil.rmtree(model)
+    (folder / "away").rename(model)
+    assert "was trained on another dataset than" in refusal(folder, "all", "-n", *changed(folder, FILTER))
+    assert {"clean", "train", *AFTER} < done_as_planned(folder, "all", *changed(folder, "models.tiny.train.lr=0.02"))
+    assert dataset.read_bytes() == tokens, "the model's own settings make its corpus again"
+    assert read_json(model / "done.json")["iteration"] == 12
