@@ -30,13 +30,14 @@ _LONGEST = 100  # characters of a changed key
 
 def check_dag(settings: Settings, dag: Any) -> None:
     """`check_trained` for the jobs of a DAG."""
-    jobs, corpus = list(dag.needrun_jobs()), {step.name for step in steps.CORPUS}
-    remade = [job for job in jobs if steps.of_rule(job.rule.name) in corpus]
-    trained = {job.wildcards.model for job in jobs if job.rule.name == "train"}
     if not any((settings.run / steps.named("train").folder).glob("*/iter_*")):
-        return  # a search for changes reads a record of each job
-    changed = {steps.of_rule(job.rule.name): None for job in remade if dag.workflow.persistence.made_otherwise(job)}
-    check_trained(settings, trained, {steps.of_rule(job.rule.name) for job in remade}, list(changed))
+        return  # a search for changes reads the record of every job
+    corpus = {step.name for step in steps.CORPUS}
+    jobs = [(steps.of_rule(job.rule.name), job) for job in dag.needrun_jobs()]
+    remade = [(step, job) for step, job in jobs if step in corpus]
+    changed = {step: None for step, job in remade if dag.workflow.persistence.made_otherwise(job)}
+    training = {job.wildcards.model for step, job in jobs if step == "train"}
+    check_trained(settings, training, {step for step, _ in remade}, list(changed))
 
 
 def check_trained(settings: Settings, training: Iterable[str], remade: set[str], changed: Iterable[str]) -> None:
@@ -49,16 +50,17 @@ def check_trained(settings: Settings, training: Iterable[str], remade: set[str],
     why = [f"other input of {step}" for step in changed]
     if "tokenize" in remade and has_tombstones(settings.dataset_prefix):
         why.append("tokenize, which leaves no tombstones of the documents that were removed,")
-    refused, lines = list[Path](), list[str]()
-    for folder in sorted((settings.run / steps.named("train").folder).glob("*")):
-        if not remade or not checkpoint_folders(folder):
+    refused, lines = list[Path](), dict[str, None]()
+    for folder in sorted((settings.run / steps.named("train").folder).glob("*")) if remade else ():
+        if not checkpoint_folders(folder):
             continue
+        # Another corpus than the model's may be replaced, even by that of the model's own settings.
         holds = was_trained_on(folder, settings.dataset_prefix)
-        if holds or (folder.name in training and reads_corpus(settings, folder.name)):
-            found = changed_keys(last_settings(settings, folder.name), settings) or (why if holds else [])
-            if found:
-                refused.append(folder)
-                lines += [line for line in found if line not in lines]
+        needs = holds or (folder.name in training and reads_corpus(settings, folder.name))
+        found = changed_keys(last_settings(settings, folder.name), settings) if needs else []
+        if found := found or why * holds:
+            refused.append(folder)
+            lines |= dict.fromkeys(found)
     if refused:
         raise ConfigError(
             f"{settings.run}: {', '.join(lines)} would make another corpus than the one that "
