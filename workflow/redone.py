@@ -17,7 +17,6 @@ from common import steps
 from common.config import given_in, load_settings
 from common.console import note
 from common.errors import ConfigError
-from common.files import REMOVED_IDS
 from common.settings import Settings, changes, names
 
 _LONGEST = 100  # characters of a changed key
@@ -69,11 +68,6 @@ def announce(settings: Settings, dag: Any) -> None:
 
         for line in to_fetch(settings, settings.fetch_folder):
             note(line)
-    if "tokenize" in again and (settings.run / REMOVED_IDS).is_file():
-        note(
-            f"{settings.run}: tokenize runs again, without the tombstones of the documents that were removed: samples "
-            "move, and models that were trained cannot go on from their checkpoints"
-        )
     in_order = partial(sorted, key=lambda rule: order.index(steps.of_rule(rule)))
     if text := describe(settings, in_order(again), in_order(first)):
         note(text)
