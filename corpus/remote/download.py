@@ -24,7 +24,7 @@ from corpus.remote.listing import Listing
 from corpus.remote.stores import Entry, Store, validator
 from corpus.scrape.network import exit_on_signals
 
-_BLOCK = 1 << 23  # bytes between two flushes to the disk
+_BLOCK = 1 << 25  # bytes between two flushes to the disk of a file without a checksum
 _PIECE = 1 << 20  # bytes that are read at a time
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
@@ -87,7 +87,7 @@ class Downloader:
         if not wanted and part not in self._begun:  # a power cut may have left zeros at its end
             kept = max(0, kept - 2 * _BLOCK)
         if not kept or kept != file.size:
-            await self._rest(stored, name, part, kept)
+            await self._rest(stored, name, part, kept, flush=not wanted)
         size = _size(part)
         if file.size is not None and size < file.size:
             raise TemporaryError(f"ended after {size:,} of {file.size:,} bytes")
@@ -95,7 +95,7 @@ class Downloader:
             part.unlink()
             raise TemporaryError("the checksum is not that of the listing")
 
-    async def _rest(self, stored: Entry, name: str, part: Path, kept: int) -> None:
+    async def _rest(self, stored: Entry, name: str, part: Path, kept: int, *, flush: bool) -> None:
         """Request a file from a byte on, and write what comes."""
         etag = stored.check.removeprefix("etag:")
         headers = {"Range": f"bytes={kept}-"} if kept else {}
@@ -109,7 +109,7 @@ class Downloader:
                 async for piece in response.content.iter_chunked(_PIECE):
                     file.write(piece)
                     self._meter.advance(0, len(piece))
-                    if file.tell() - flushed >= _BLOCK:
+                    if flush and file.tell() - flushed >= _BLOCK:
                         file.flush()
                         await asyncio.to_thread(os.fsync, file.fileno())
                         flushed = file.tell()
