@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.corpus.remote.fetching import DUMPS, HOST, arguments, at, below, everything, fetch, fetched
 from tests.corpus.remote.servers import Server, Site, serving
-from tests.helpers import assert_one_line_error, new_seed, wait_for
+from tests.helpers import PATIENCE, assert_one_line_error, new_seed, wait_for
 
 FILES = {f"in/{n:02}.gz": random.Random(n).randbytes(3000 * n) for n in range(12)}  # 0 to 33 KB
 
@@ -84,6 +84,24 @@ def test_a_fetch_that_is_told_to_end_ends_in_a_line_and_goes_on_later(number: si
         assert not {f"{HOST}/dumps/{name}" for name in done} & set(server.asked())
     assert done and fetched(tmp_path) == FILES
     assert server.sent - sent < sum(map(len, FILES.values()))
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_fetch_ends_without_a_traceback_whenever_it_is_told_to(rounds: int, tmp_path: Path) -> None:
+    rng = random.Random(new_seed())
+    files = {f"in/{n:03}.gz": b"%d" % n for n in range(150)}
+    with serving(Site(below(HOST, files))) as server:
+        for number in range(rounds):
+            server.requests.clear()
+            moment = rng.randrange(2, 302)  # of two pages, 150 HEAD and 150 GET
+            with started(tmp_path / f"{number}", server) as process:
+                wait_for(
+                    lambda process=process, moment=moment: process.poll() is not None or len(server.requests) >= moment
+                )
+                process.send_signal(signal.SIGTERM)
+                output, errors = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 128 + signal.SIGTERM or len(fetched(tmp_path / f"{number}")) == len(files)
+            assert "Traceback" not in output + errors
 
 
 def test_of_two_fetches_into_a_folder_the_second_is_refused(tmp_path: Path) -> None:
