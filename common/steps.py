@@ -6,7 +6,7 @@ common/settings/corpus.py.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,12 @@ CORPUS = (
         needs="urls",
     ),
     Step("fetch", "fetch", "stats.json", needs="remote_sources"),
-    Step("ingest", "ingest", "stats.json", "documents", keys=("sources",), needs="sources"),
+    Step(
+        *("ingest", "ingest", "stats.json", "documents"),
+        keys=("sources",),
+        omitted=("sources.keep", "sources.anonymous"),
+        needs="sources",
+    ),
     Step("clean", "clean", _DOCUMENTS, "documents", keys=("clean",)),
     Step(
         *("dedup_signatures", "dedup/work", "{shard}.signatures"),
@@ -178,12 +183,19 @@ def keys(name: str, settings: Settings, model: str = "") -> dict[str, Any]:
         for key in step.keys:
             path, last = key.format(model=model), key.rpartition(".")[2]
             value = to_jsonable_python(_value(settings, path))
-            if isinstance(value, dict):
-                value = {inner: each for inner, each in value.items() if f"{key}.{inner}" not in step.omitted}
-            values[last] = value
+            values[last] = _without(value, key, step.omitted)
             with suppress(KeyError):  # it is the default
                 given[last] = _value(sparse, path.removesuffix(".recipe"))
     return {**values, "given": sorted({*names(values)} & {*names(given)})}
+
+
+def _without(value: Any, key: str, omitted: Sequence[str]) -> Any:
+    """Settings, also a list of them, without the keys in `omitted`."""
+    if isinstance(value, list):
+        return [_without(each, key, omitted) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {inner: each for inner, each in value.items() if f"{key}.{inner}" not in omitted}
 
 
 def changed(then: dict[str, Any], now: dict[str, Any]) -> bool:

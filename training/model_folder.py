@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from common.config import load_settings
 from common.errors import ConfigError
@@ -59,16 +60,15 @@ def is_finished(settings: Settings, name: str) -> bool:
     Raises ConfigError if it has, but by another recipe (`Experiment.recipe`) than in `settings`.
     """
     folder, now = settings.model_folder(name), settings.models[name]
-    done, last = folder / "done.json", folder / "settings.yaml"
+    done = folder / "done.json"
     cure = "delete it: the training, which starts again, finds its last checkpoint and writes it"
     end = read_json(done, cure) if done.exists() else {"iteration": newest_iteration(folder)}
     at = (int(end.get("iteration", 0)), int(end.get("validations_without_improvement", 0)))
     if not is_end(now.train, *at):
         return False
-    earlier = load_settings(last) if last.exists() else settings
-    then = earlier.models.get(name, now)  # the model's folder may have been renamed, and the run's
-    recipe = json.loads(json.dumps(now.recipe).replace(f'"{settings.run}/', f'"{earlier.run}/'))
-    changed = changes(then.recipe, recipe)
+    earlier = last_settings(settings, name)
+    then = earlier.models.get(name, now)  # the model's folder may have been renamed
+    changed = changes(then.recipe, as_in(earlier.run, now.recipe, settings.run))
     if not is_end(then.train, *at):  # a training that was stopped may end there
         changed = [line for line in changed if not line.startswith(LENGTH)]
     if changed:
@@ -77,6 +77,17 @@ def is_finished(settings: Settings, name: str) -> bool:
             "them back, choose another model name (training.train --name), or move the folder away"
         )
     return done.exists()
+
+
+def last_settings(settings: Settings, name: str) -> Settings:
+    """The settings that a model was trained with last; `settings` if its folder has none."""
+    path = settings.model_folder(name) / "settings.yaml"
+    return load_settings(path) if path.exists() else settings
+
+
+def as_in(run: Path, values: Any, now: Path) -> Any:
+    """Plain settings of a run in `now`, with its own paths below `run`, where it was once."""
+    return json.loads(json.dumps(values).replace(f'"{now}/', f'"{run}/'))
 
 
 def is_end(train: TrainSettings, iteration: int, without_improvement: int) -> bool:

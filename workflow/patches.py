@@ -14,7 +14,8 @@ Three of its names are replaced, because 9.27.1, the newest release, has no publ
 
 The rest listens to the events of Snakemake's log, as its logger plugins do. See `_Events`.
 
-- Before jobs start or are planned (-n), it says what changed settings make them do again.
+- Before jobs start or are planned (-n), it refuses what a trained model could not go on with, and
+  says what changed settings make them do again.
 - `-n --quiet` prints the table of jobs.
 - A terminal shows two files of a job's long list.
 - A job that ends with exit code 2 is not tried again: its input or settings are wrong.
@@ -52,11 +53,11 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from cluster.corpus_jobs import dag_jobs
 from common import steps
 from common.console import fail, note, say
-from common.errors import USER_ERROR, InputError
+from common.errors import USER_ERROR, InputError, ToolkitError
 from common.files import first_change, locked_run, read_json
 from common.progress import Running, watch
 from common.settings import Settings, closest
-from workflow import redone
+from workflow import redone, trained
 from workflow.runs import is_copy, note_once, place
 
 _RECORDS = "records"
@@ -101,12 +102,19 @@ class _Events(logging.Filter):
     def __init__(self, workflow: Any, settings: Settings) -> None:
         super().__init__()
         self._workflow = workflow
-        self._announce, self._say = cache(partial(redone.announce, settings)), cache(say)  # a dry run counts jobs twice
+        # once: a dry run counts jobs twice
+        self._announce, self._say = cache(partial(redone.announce, settings)), cache(say)
+        self._check = cache(partial(trained.check_dag, settings))
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the event is printed; after Ctrl-C, errors are not."""
         event, workflow = getattr(record, "event", None), self._workflow
         if event == LogEvent.RUN_INFO:  # the DAG is complete, and no job has started
+            if not workflow.touch:  # it keeps results as they are
+                try:
+                    self._check(workflow.dag)
+                except (ToolkitError, OSError) as error:
+                    sys.exit(fail(error))
             self._announce(workflow.dag)
             if workflow.dryrun and Quietness.PROGRESS in (workflow.output_settings.quiet or ()):
                 self._say(record.getMessage())
@@ -241,6 +249,11 @@ class RunRecords(FilePersistence):  # type: ignore[misc]
     def has_metadata(self, job: Any) -> bool:
         """True: Snakemake ignores other changes of a job if this is False."""
         return True
+
+    def made_otherwise(self, job: Any) -> bool:
+        """Whether a result of a job has a record, of other settings or inputs than the job's."""
+        recorded = [path for path in job.output if self.metadata(path) is not None]
+        return any(self.params_changed(job, path) or self._input_changed(job, path) for path in recorded)
 
     def _input_changed(self, job: Any, file: Any = None) -> bool:
         if self.metadata(file) is None:

@@ -17,7 +17,6 @@ from common import steps
 from common.config import given_in, load_settings
 from common.console import note
 from common.errors import ConfigError
-from common.files import REMOVED_IDS
 from common.settings import Settings, changes, names
 
 _LONGEST = 100  # characters of a changed key
@@ -36,8 +35,8 @@ def describe(settings: Settings, again: Iterable[str], first: Iterable[str] = ()
     except ConfigError:  # damaged; it is written again
         return ""
     given, own = given_in(last), {*names(settings.model_dump(mode="json", exclude_defaults=True))}
-    # a default that changed with the toolkit is no changed setting
-    differ = [line for line in changes(then, now) if given is None or line.partition(" ")[0] in given | own]
+    # a default that changed with the toolkit is no changed setting, unless it repeats a step
+    differ = [line for line in changes(then, now) if again or given is None or line.partition(" ")[0] in given | own]
     changed = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in differ]
     if not changed:
         return ""
@@ -69,11 +68,6 @@ def announce(settings: Settings, dag: Any) -> None:
 
         for line in to_fetch(settings, settings.fetch_folder):
             note(line)
-    if "tokenize" in again and (settings.run / REMOVED_IDS).is_file():
-        note(
-            f"{settings.run}: tokenize runs again, without the tombstones of the documents that were removed: samples "
-            "move, and models that were trained cannot go on from their checkpoints"
-        )
     in_order = partial(sorted, key=lambda rule: order.index(steps.of_rule(rule)))
     if text := describe(settings, in_order(again), in_order(first)):
         note(text)

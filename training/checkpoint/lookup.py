@@ -33,17 +33,18 @@ def find_damage(folder: Path, group: Any = None, *, content: bool = True) -> Che
     return None
 
 
-def newest(model_folder: Path) -> Manifest | None:
+def newest(model_folder: Path, *, content: bool = True) -> Manifest | None:
     """The newest undamaged checkpoint in a model folder; None if it has no checkpoints.
 
-    A collective call: the ranks share the reading, and all get the same answer. Warns of each
-    skipped checkpoint. Raises CheckpointError if all checkpoints are unusable, or the newest one
-    was written by another version: a run that started from an older one would overwrite it.
+    A collective call: the ranks share the reading, and all get the same answer. Without `content`,
+    only the sizes of files are compared. Warns of each skipped checkpoint. Raises CheckpointError
+    if all checkpoints are unusable, or the newest one was written by another version: a run that
+    started from an older one would overwrite it.
     """
     problems: list[str] = []
     # rank 0's list: a network file system may show other ranks another state
     for folder in all_gather(checkpoint_folders(model_folder))[0]:
-        error = find_damage(folder)
+        error = find_damage(folder, content=content)
         if error is None:
             for text in problems if not dist.is_initialized() or dist.get_rank() == 0 else ():
                 warn(f"checkpoint skipped: {text}")
@@ -82,21 +83,12 @@ def resolve(path: Path) -> Manifest:
     return latest
 
 
-def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: Blend) -> None:
-    """Raise CheckpointError if a checkpoint is of another model or another order of the data."""
-    prefixes = " and ".join(str(part.corpus.prefix) for part in data.parts)
-    if manifest.data != data.identity:
-        blended = " (or with other weights)" if len(data.parts) > 1 else ""
-        raise CheckpointError(
-            f"{manifest.path}: was trained on another dataset than {prefixes} holds now{blended}; "
-            f"train under another name, or remove {manifest.path.parent} to start from scratch"
-        )
-    if manifest.content != data.content:
-        raise CheckpointError(
-            f"{manifest.path}: was trained on another text than {prefixes} holds now, in documents of the same "
-            f"lengths; if workflow.provenance.remove changed it, repeat it with --model {manifest.path.parent}, else "
-            f"restore the dataset, train under another name, or remove {manifest.path.parent} to start from scratch"
-        )
+def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: Blend | None) -> None:
+    """Raise CheckpointError if a checkpoint is of another model or another order of the data.
+
+    `data`: the training part; None before it is made, which compares the settings alone.
+    """
+    elsewhere = f"train under another name, or move {manifest.path.parent} away to start from scratch"
     # dropout, layout, batch size, learning rate and length may change during a run
     fixed = [("model", key) for key in ("n_layer", "n_head", "n_embd", "seq_len", "vocab_size")]
     for section, key in (*fixed, ("train", "seed"), ("train", "split")):
@@ -104,13 +96,28 @@ def check_fits(manifest: Manifest, *, name: str, experiment: Experiment, data: B
         if saved != wanted:
             raise CheckpointError(
                 f"{manifest.path}: models.{name}.{section}.{key} is {wanted} in the configuration, but the "
-                f"checkpoint has {saved}; set it back, or train under another name"
+                f"checkpoint has {saved}; set it back, {elsewhere}"
             )
     before, now = manifest.train.optimizer, experiment.train.optimizer
     if before != now and not (now == "muon" and experiment.train.allow_optimizer_change):
         raise CheckpointError(
             f"{manifest.path}: models.{name}.train.optimizer is {now}, but the checkpoint has the moments of {before}; "
-            f"set it back, or {'set train.allow_optimizer_change' if now == 'muon' else 'train under another name'}"
+            f"set it back, {'set train.allow_optimizer_change, ' * (now == 'muon')}{elsewhere}"
+        )
+    if data is None:
+        return
+    prefixes = " and ".join(str(part.corpus.prefix) for part in data.parts)
+    if manifest.data != data.identity:
+        blended = " (or with other weights)" if len(data.parts) > 1 else ""
+        raise CheckpointError(
+            f"{manifest.path}: was trained on another dataset than {prefixes} holds now{blended}; restore it, "
+            f"{elsewhere}"
+        )
+    if manifest.content != data.content:
+        raise CheckpointError(
+            f"{manifest.path}: was trained on another text than {prefixes} holds now, in documents of the same "
+            f"lengths; if workflow.provenance.remove changed it, repeat it with --model {manifest.path.parent}, else "
+            f"restore the dataset, {elsewhere}"
         )
 
 

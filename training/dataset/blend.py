@@ -144,6 +144,20 @@ class Splits(NamedTuple):
     test: Blend | None  # None if a corpus has no whole sample for it
 
 
+def open_training_part(datasets: Sequence[DataSettings], train: TrainSettings, seq_len: int) -> Blend:
+    """The training part of a model's data in the corpora's order, from their indices alone.
+
+    Raises InputError if a dataset is missing, damaged, or smaller than a sample.
+    """
+    parts = list[Samples]()
+    for source in datasets:
+        corpus = Corpus.open(source.prefix)
+        documents = split_documents(train.split, corpus.documents, source.prefix)["train"]
+        parts.append(Samples(corpus, documents, seq_len))
+        parts[-1].require_one("train")
+    return Blend(parts, [source.weight for source in datasets])
+
+
 def open_splits(
     datasets: Sequence[DataSettings],
     train: TrainSettings,

@@ -7,8 +7,7 @@ it, after some 40 nothing: Muennighoff et al. 2023, Scaling Data-Constrained Lan
 from collections.abc import Sequence
 
 from common.settings import DataSettings, Experiment, TrainSettings
-from training.dataset.blend import Blend
-from training.dataset.corpus import Corpus, Samples, split_documents
+from training.dataset.blend import Blend, open_training_part
 
 _GOOD, _TOO_MANY = 4, 16
 
@@ -34,11 +33,6 @@ def of_datasets(experiment: Experiment, name: str, datasets: Sequence[DataSettin
 
     Raises InputError if a dataset is missing, damaged, or smaller than a sample.
     """
-    train, parts = experiment.train, list[Samples]()
-    for source in datasets:
-        corpus = Corpus.open(source.prefix)
-        documents = split_documents(train.split, corpus.documents, source.prefix)["train"]
-        parts.append(Samples(corpus, documents, experiment.model.seq_len))
-        parts[-1].require_one("train")
-    data = Blend(parts, [source.weight for source in datasets])
+    train = experiment.train
+    data = open_training_part(datasets, train, experiment.model.seq_len)
     return too_many_epochs(train, name, data, train.iterations * train.global_batch_size)
