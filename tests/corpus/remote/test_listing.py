@@ -214,6 +214,10 @@ def test_what_cannot_be_a_source_is_refused_in_one_line(url: str, said: str, tmp
         assert web.server.requests == []
 
 
+def test_a_path_among_urls_is_refused(tmp_path: Path, web: Web) -> None:
+    assert_one_line_error(fetch(tmp_path, f"{DUMPS}/*.gz", "texts/a.gz", settings=web.settings), "texts/a.gz")
+
+
 def private(server: Server) -> str:
     return f"http://{server.address}/dumps"
 
