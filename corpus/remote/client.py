@@ -98,9 +98,14 @@ class Client:
             raise TemporaryError(reason) from None
 
     async def read(self, url: str, headers: dict[str, str], name: str) -> bytes:
-        """The content of a small file."""
+        """The content of a file that is not large."""
+        body = bytearray()
         async with self.request("GET", url, headers, name) as response:
-            return await response.content.read(_PAGE)
+            async for piece in response.content.iter_any():
+                body += piece
+                if len(body) > _PAGE:
+                    raise InputError(f"{name}: more than {_PAGE:,} bytes, too large for a list of files")
+        return bytes(body)
 
     async def retry(
         self, action: Callable[[], Awaitable[Result]], name: str, reached: Callable[[], int] = int

@@ -90,6 +90,8 @@ def write_listing(folder: Path, source: SourceSettings, listing: Listing) -> str
             (folder / source.key / fetched).unlink(missing_ok=True)
     write_json(folder / f"{source.key}.json", listing)
     gone = len(then.keys() - now)
+    if old is None:
+        return f"{len(now):,} files listed"
     return f"{len(now.keys() - then):,} files are new, {len(changed) - gone:,} have changed, {gone:,} are gone"
 
 

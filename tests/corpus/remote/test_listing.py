@@ -51,6 +51,13 @@ def test_links_to_files_of_the_folder_count_however_they_are_written(tmp_path: P
     assert {name.partition("/")[0] for name in web.server.asked()} == {HOST}
 
 
+def test_a_page_and_a_list_may_have_megabytes(tmp_path: Path, web: Web) -> None:
+    links = "".join(f"<a href='other-{n}.txt'>x</a>" for n in range(50_000))
+    web.site.pages[f"{HOST}/dumps/"] = f"{links}<a href='3.jsonl.gz'>x</a>".encode()
+    assert fetch(tmp_path, f"{DUMPS}/*.gz", settings=web.settings).returncode == 0
+    assert fetched(tmp_path) == {"3.jsonl.gz": NUMBERS["3.jsonl.gz"]}
+
+
 def test_a_pattern_for_folders_reads_only_the_pages_that_it_needs(tmp_path: Path) -> None:
     files = {
         "2024/x-1.gz": b"1",
