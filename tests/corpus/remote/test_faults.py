@@ -127,6 +127,7 @@ def test_a_busy_server_is_asked_again_when_it_said(tmp_path: Path, big: Web, mon
         (moved("http://10.0.0.1/big.gz"), "private"),
         (moved("http://127.0.0.1:9/big.gz"), "private"),
         (moved("file:///etc/passwd"), "file"),
+        (moved("//[bad/big.gz"), "big.gz"),
     ],
 )
 def test_a_fault_that_stays_is_one_line_that_names_the_file_and_leaves_no_file(

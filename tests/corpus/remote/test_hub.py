@@ -36,6 +36,16 @@ def test_a_revision_can_be_named(tmp_path: Path, hub: Hub) -> None:
     assert fetched(tmp_path) == {name: data for name, data in in_data(hub, first).items() if name.endswith("parquet")}
 
 
+def test_names_of_any_characters_are_kept(tmp_path: Path, hub: Hub) -> None:
+    names = [
+        f"{name}.{kind}" for name in ("a b", "100%25", "ü 日本", "q?&=#", "'\"", "+") for kind in ("parquet", "txt")
+    ]
+    hub.push({f"data/{name}": name.encode() for name in names})
+    done = fetch(tmp_path, f"{DATA}/*")
+    assert done.returncode == 0, done
+    assert fetched(tmp_path) == {name: name.encode() for name in names}
+
+
 def test_a_long_folder_comes_in_pages_and_other_folders_are_not_listed(tmp_path: Path, hub: Hub) -> None:
     many = {f"data/{n:03}.jsonl": b"%d" % n for n in range(60)}
     hub.push({**many, "other/a/b.jsonl": b"", "data/deep/c.jsonl": b""})

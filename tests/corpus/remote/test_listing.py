@@ -114,6 +114,27 @@ def test_long_pages_and_long_lists_are_read_to_their_end(tmp_path: Path) -> None
     assert list(fetched(tmp_path / "run" / "fetch").values()) == [b"4999"]
 
 
+@pytest.mark.parametrize("content", [b"\x1f\x8bnot gzip", gzip.compress(b"a/b.gz\n")[:-9], b"\xff\xfe\n"])
+def test_a_list_of_paths_that_cannot_be_read_is_one_line(content: bytes, tmp_path: Path) -> None:
+    with serving(Site({f"{HOST}/wet.paths.gz": content})) as server:
+        assert_one_line_error(fetch(tmp_path, f"https://{HOST}/wet.paths.gz", settings=at(server)), "wet.paths.gz")
+
+
+@pytest.mark.parametrize("url", [DUMPS, f"{DUMPS}/"])
+def test_a_folder_is_its_files_with_and_without_a_slash_at_the_end(url: str, tmp_path: Path, web: Web) -> None:
+    """Without one, servers redirect to the folder's page, which is no file of the source."""
+    assert fetch(tmp_path, url, settings=web.settings).returncode == 0
+    assert {name.removeprefix("dumps/"): data for name, data in fetched(tmp_path).items()} == NUMBERS
+
+
+@pytest.mark.parametrize("url", [f"https://{HOST}/my%20texts/*.gz", f"https://{HOST}/my%20texts/a%20b.gz"])
+def test_a_url_is_taken_as_it_was_copied_from_a_browser(url: str, tmp_path: Path) -> None:
+    with serving(Site({f"{HOST}/my texts/a b.gz": b"a b"})) as server:
+        done = fetch(tmp_path, url, settings=at(server))
+    assert done.returncode == 0, done
+    assert fetched(tmp_path) == {"a b.gz": b"a b"}
+
+
 def test_a_source_is_listed_once_until_it_is_renewed(tmp_path: Path, web: Web) -> None:
     asked = (tmp_path, f"{DUMPS}/*.gz")
     assert fetch(*asked, settings=web.settings).returncode == 0
@@ -122,8 +143,9 @@ def test_a_source_is_listed_once_until_it_is_renewed(tmp_path: Path, web: Web) -
     web.server.requests.clear()
     assert fetch(*asked, settings=web.settings).returncode == 0
     assert web.server.requests == [] and everything(tmp_path) == before
+    del web.site.files[f"{HOST}/dumps/0.jsonl.gz"]
     assert fetch(*asked, settings=web.settings, options=("--renew",)).returncode == 0
-    assert fetched(tmp_path) == NUMBERS | {"new.gz": b"new"}
+    assert fetched(tmp_path) == {name: NUMBERS[name] for name in list(NUMBERS)[1:]} | {"new.gz": b"new"}
     assert web.server.asked()[1:] == [f"{HOST}/dumps/new.gz"]
 
 
@@ -135,6 +157,20 @@ def test_list_names_the_files_and_fetches_none(tmp_path: Path, web: Web) -> None
     assert web.server.asked() == [f"{HOST}/dumps/"]
     assert fetch(tmp_path, f"{DUMPS}/*.gz", settings=web.settings).returncode == 0
     assert fetched(tmp_path) == NUMBERS and web.server.asked().count(f"{HOST}/dumps/") == 1
+
+
+def test_a_file_that_was_deleted_is_fetched_again_and_a_damaged_listing_is_named(tmp_path: Path, web: Web) -> None:
+    asked = (tmp_path, f"{DUMPS}/*.gz")
+    assert fetch(*asked, settings=web.settings).returncode == 0
+    (listing,) = tmp_path.glob("*.json")
+    (tmp_path / listing.stem / "3.jsonl.gz").unlink()
+    web.server.requests.clear()
+    assert fetch(*asked, settings=web.settings).returncode == 0
+    assert fetched(tmp_path) == NUMBERS and web.server.asked() == [f"{HOST}/dumps/3.jsonl.gz"]
+    whole = listing.read_bytes()
+    for damaged in (b"", whole[:-20], b"[]", b'{"files": []}'):
+        listing.write_bytes(damaged)
+        assert_one_line_error(fetch(*asked, settings=web.settings), listing.name)
 
 
 def test_a_server_that_refuses_head_requests_is_asked_otherwise(tmp_path: Path, web: Web) -> None:
@@ -183,6 +219,10 @@ def test_what_cannot_be_a_source_is_refused_in_one_line(url: str, said: str, tmp
     assert "hunter2" not in done.stderr + done.stdout and fetched(tmp_path / "out") == {}
     if "hunter2" in url:
         assert web.server.requests == []
+
+
+def test_a_path_among_urls_is_refused(tmp_path: Path, web: Web) -> None:
+    assert_one_line_error(fetch(tmp_path, f"{DUMPS}/*.gz", "texts/a.gz", settings=web.settings), "texts/a.gz")
 
 
 def private(server: Server) -> str:
