@@ -130,7 +130,7 @@ class FetchSettings(Section):
     """Retries per file in a row without any progress: after 429, 5xx and connection errors."""
     retry_delay: PositiveFloat = 1.0
     """Seconds before the first retry; doubles for each further one, up to 300. A longer Retry-After
-    wins."""
+    wins, up to an hour."""
 
 
 class SourceSettings(Section):

@@ -22,7 +22,7 @@ from corpus.urls.hosts import is_private_host
 from corpus.urls.url import DEFAULT_PORTS, parse_url
 
 _HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity"}  # the bytes of the file
-_LONGEST_WAIT = 300.0  # seconds before a retry, unless Retry-After asks for more
+_LONGEST_PAUSE, _LONGEST_WAIT = 300.0, 3600.0  # seconds before a retry: ours, and by Retry-After
 _PAGE = 1 << 26  # bytes of a directory page or a list of paths
 NO_HEAD = (405, 501)
 """The status codes of servers that do not answer HEAD."""
@@ -82,11 +82,8 @@ class Client:
                         return
                     here = URL(url, encoded=True)
                     there = here.join(URL(response.headers["Location"], encoded=True))
-                    if (there.scheme, there.authority) != (
-                        here.scheme,
-                        here.authority,
-                    ):  # credentials are for the store
-                        headers = {key: value for key, value in headers.items() if key.lower() != "authorization"}
+                    if (there.scheme, there.authority) != (here.scheme, here.authority):
+                        headers = {key: headers[key] for key in headers.keys() - {"Authorization"}}
                     url = str(there)
             raise InputError(f"{name}: more than {self._scrape.max_redirects} redirects (scrape.max_redirects)")
         except (aiohttp.ClientError, TimeoutError, PageError, ValueError) as error:
@@ -124,7 +121,8 @@ class Client:
                 if failures > self._fetch.retries:
                     problem = f"{name}: {error}, after {failures} attempts"
                     raise OutageError(f"{problem}; what was fetched is kept, rerun to continue") from None
-                wait = max(error.wait, min(_LONGEST_WAIT, self._fetch.retry_delay * 2 ** (failures - 1)))
+                pause = min(_LONGEST_PAUSE, self._fetch.retry_delay * 2 ** (failures - 1))
+                wait = max(pause, min(_LONGEST_WAIT, error.wait))
             await asyncio.sleep(wait)
 
     def _proxy(self, target: URL) -> str | None:
@@ -144,9 +142,7 @@ class Client:
             raise InputError(f"{name}: leads to {logical.scheme}://, not http:// or https://")
         if self._addresses.get(logical.host) is None:
             if not self._scrape.contact:
-                raise ConfigError(
-                    f"scrape.contact is empty: set a mail address or page for site owners to fetch {name}"
-                )
+                raise ConfigError(f"scrape.contact is empty: set a mail address or page to fetch {name}")
             if is_private_host(logical.host) and not self._allow_private:
                 raise InputError(_private(name))
         return self._addresses.target(logical)

@@ -90,8 +90,10 @@ class Downloader:
         if not kept or kept != file.size:
             await self._rest(stored, name, part, kept, flush=not wanted)
         size = _size(part)
-        if file.size is not None and size < file.size:
-            raise TemporaryError(f"ended after {size:,} of {file.size:,} bytes")
+        if file.size is not None and size != file.size:
+            if size > file.size:
+                part.unlink()
+            raise TemporaryError(f"{size:,} bytes came, not {file.size:,}")
         if wanted and await asyncio.to_thread(_hash_of, part, wanted[0]) != wanted[1]:
             part.unlink()
             raise TemporaryError("the checksum is not that of the listing")
