@@ -507,13 +507,16 @@ class S3:
         for key, data in files.items():
             self.client.put_object(Bucket=name, Key=key, Body=data)
 
-    def put_in_parts(self, bucket: str, key: str, data: bytes, part: int = PART) -> None:
+    def put_in_parts(self, bucket: str, key: str, data: bytes, *sizes: int) -> None:
+        """Upload in parts of these sizes, the last one as often as needed."""
         where = {"Bucket": bucket, "Key": key}
         where["UploadId"] = self.client.create_multipart_upload(**where)["UploadId"]
-        parts = []
-        for number, start in enumerate(range(0, len(data), part), 1):
-            sent = self.client.upload_part(**where, PartNumber=number, Body=data[start : start + part])
-            parts.append({"PartNumber": number, "ETag": sent["ETag"]})
+        parts, left = [], list(sizes or (self.PART,))
+        while data:
+            size = left.pop(0) if len(left) > 1 else left[0]
+            sent = self.client.upload_part(**where, PartNumber=len(parts) + 1, Body=data[:size])
+            parts.append({"PartNumber": len(parts) + 1, "ETag": sent["ETag"]})
+            data = data[size:]
         self.client.complete_multipart_upload(**where, MultipartUpload={"Parts": parts})
 
     def put_encrypted(self, bucket: str, key: str, data: bytes) -> None:
