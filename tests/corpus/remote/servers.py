@@ -34,7 +34,8 @@ class Request:
     @property
     def name(self) -> str:
         """`host/path`, decoded and without the query."""
-        return self.host + unquote(self.path.partition("?")[0])
+        path = self.path.removeprefix(f"http://{self.host}")  # as proxies are asked
+        return self.host + unquote(path.partition("?")[0])
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,11 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.respond = respond
         self.requests: list[Request] = []
-        self.sent = 0
+        self.sent = self.connections = 0
         self.paused, self._going = threading.Event(), threading.Event()
         self._limit: int | None = None
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._open: set[socket.socket] = set()
 
     @property
     def address(self) -> str:
@@ -105,14 +106,15 @@ class Server(ThreadingHTTPServer):
             self.sent += size
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        self._connections.add(request)
+        self.connections += 1
+        self._open.add(request)
         super().process_request_thread(request, client_address)
-        self._connections.discard(request)
+        self._open.discard(request)
 
     def stop(self) -> None:
         self.resume()
         self.shutdown()
-        for connection in list(self._connections):
+        for connection in list(self._open):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 

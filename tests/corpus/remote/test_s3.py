@@ -44,7 +44,7 @@ def test_objects_in_parts_are_verified_whatever_their_part_size(tmp_path: Path, 
 
 
 def test_an_object_in_parts_of_different_sizes_is_fetched(tmp_path: Path, s3: S3) -> None:
-    """As programs upload that copy parts of other objects; three parts of the first's size fit, too."""
+    """As by programs that copy parts of other objects; three parts of the first's size would do."""
     data = b"01234567" * (S3.PART // 8 * 3) + b"end"
     s3.make_bucket("unequal", {})
     s3.put_in_parts("unequal", "a.gz", data, S3.PART + 1, S3.PART, S3.PART + 2)
