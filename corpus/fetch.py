@@ -70,6 +70,9 @@ def fetch(pairs: Pairs, folder: Path, settings: CorpusSettings) -> None:
                 downloader.fetch(group, folder / source.key)
                 for file in () if source.keep else group:
                     keep_text(folder / source.key / file.name, source, origin, settings)
+    for source, listing in pairs:
+        for file in listing.wanted:  # a killed fetch, or another `keep`, has left both
+            listings.local(folder, source, file.name, not source.keep).unlink(missing_ok=True)
 
 
 def keep_text(path: Path, source: SourceSettings, origin: Callable[[str], str], settings: CorpusSettings) -> None:
@@ -102,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.input:
         sources = [{"path": url} for url in arguments.input]
         settings = validate({"run": settings.run, "sources": sources, **settings.model_dump(include=_USED)}, "--input")
+    for path in (each for each in arguments.input or () if "://" not in each):
+        raise InputError(f"--input: {path}: not a URL: hf://, s3:// or https://")
     if not settings.remote_sources or (arguments.config or arguments.output_dir) is None:
         raise InputError("name URLs with --input and --output-dir, or a --config with URLs under `sources`")
     listings.check_extras(settings)

@@ -89,7 +89,7 @@ class Client:
                         headers = {key: value for key, value in headers.items() if key.lower() != "authorization"}
                     url = str(there)
             raise InputError(f"{name}: more than {self._scrape.max_redirects} redirects (scrape.max_redirects)")
-        except (aiohttp.ClientError, TimeoutError, PageError) as error:
+        except (aiohttp.ClientError, TimeoutError, PageError, ValueError) as error:
             reason = (error if isinstance(error, PageError) else to_page_error(error, name)).reason
             if reason == "private_host":
                 raise InputError(_private(name)) from None

@@ -72,11 +72,12 @@ class Downloader:
 
     async def _file(self, file: Entry, target: Path) -> None:
         part, name = target.with_name(f"{target.name}.tmp"), self._listing.root + file.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        await self._client.retry(partial(self._attempt, file, name, part), name, lambda: _size(part))
-        await asyncio.to_thread(fsync, part)
-        part.replace(target)
-        fsync(target.parent)
+        if not target.exists():  # otherwise a killed fetch has left it, whose text is missing
+            target.parent.mkdir(parents=True, exist_ok=True)
+            await self._client.retry(partial(self._attempt, file, name, part), name, lambda: _size(part))
+            await asyncio.to_thread(fsync, part)
+            part.replace(target)
+            fsync(target.parent)
         self._meter.advance()
 
     async def _attempt(self, file: Entry, name: str, part: Path) -> None:

@@ -10,6 +10,7 @@ has changed since is refused, and only a renewal lists again.
 
 import gzip
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ PIECE = ".documents.jsonl.zst"
 _LIST = re.compile(r".*\.paths(\.gz)?")
 _has_magic = re.compile(r"[*?[]").search
 _LONGEST = 255 - len(".tmp")  # bytes of a part of a path
+_DEEPEST = 50  # folders in each other
 _COMMIT = re.compile(r"@[0-9a-f]{40}(?=/)")
 _LIBRARIES = {"hf": "huggingface_hub", "s3": "boto3"}
 
@@ -60,9 +62,9 @@ class Listing:
         return [file for file in self.wanted if not local(folder, source, file.name).exists()]
 
 
-def local(folder: Path, source: SourceSettings, name: str) -> Path:
-    """Where a fetched file lies, or its text if the file is not kept."""
-    return folder / source.key / (name if source.keep else name + PIECE)
+def local(folder: Path, source: SourceSettings, name: str, keep: bool | None = None) -> Path:
+    """Where a fetched file lies, or its text if the source, or `keep`, says not to keep it."""
+    return folder / source.key / (name if (source.keep if keep is None else keep) else name + PIECE)
 
 
 def read_listing(folder: Path, source: SourceSettings) -> Listing | None:
@@ -113,7 +115,7 @@ def list_source(source: SourceSettings, settings: CorpusSettings) -> Listing:
     if not files:
         raise InputError(f"{source.path}: no file there, or none that `glob` matches")
     check_names([file.name for file in files], source.path)
-    return Listing(source.path, datetime.now(UTC).isoformat(timespec="seconds"), store.root + fixed, files)
+    return Listing(source.path, datetime.now(UTC).isoformat(timespec="seconds"), store.url(fixed), files)
 
 
 def _patterns(path: str, glob: Sequence[str]) -> list[str]:
@@ -149,6 +151,10 @@ def _walk(store: Store, folder: str, parts: Sequence[str], below: str = "") -> I
     if rest and not _has_magic(head):
         yield from _walk(store, f"{folder}{head}/", rest)
         return
+    if folder.count("/") > _DEEPEST:
+        raise InputError(
+            f"{store.url(folder)}: is {_DEEPEST} folders deep; leave out what leads in a circle with `glob`"
+        )
     matches = re.compile(glob_translate("/".join(parts))).match
     for entry in store.entries(folder):
         name = entry.name.removeprefix(folder)
@@ -163,11 +169,14 @@ def _walk(store: Store, folder: str, parts: Sequence[str], below: str = "") -> I
 def _listed(store: Store, path: str, source: SourceSettings, settings: CorpusSettings) -> Iterator[Entry]:
     """The files that one of Common Crawl's lists names, below the root of the store."""
     content = read_file(store, path, settings)
-    lines = (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content).decode().splitlines()
+    try:
+        lines = (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content).decode().splitlines()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InputError(f"{store.url(path)}: not a list of paths ({error})") from None
     wanted = [re.compile(glob_translate(f"**/{pattern}")).match for pattern in source.glob]
     for name in (line.strip().removeprefix(store.root) for line in lines if line.strip()):
         if "://" in name:
-            raise InputError(f"{store.root}{path}: names {name}, which is not below {store.root}")
+            raise InputError(f"{store.url(path)}: names {name}, which is not below {store.root}")
         if not wanted or any(matches(name) for matches in wanted):
             yield Entry(name)
 

@@ -59,6 +59,10 @@ class Store(ABC):
     def find(self, path: str) -> Entry | None:
         """The entry of a file, if it exists."""
 
+    def url(self, path: str) -> str:
+        """The URL of a path, for `open_store` and for people."""
+        return self.root + path
+
     @abstractmethod
     def request(self, path: str) -> tuple[str, dict[str, str]]:
         """The URL and the headers that fetch a file."""
@@ -86,7 +90,9 @@ def open_store(source: SourceSettings, url: str, settings: CorpusSettings) -> tu
     site, slash, path = rest.partition("/")
     if not (site and slash):
         raise InputError(f"{url}: names no host or bucket, or no path below it")
-    return (Bucket(site, source.anonymous) if scheme == "s3" else Web(f"{scheme}://{site}/", settings)), path
+    if scheme == "s3":
+        return Bucket(site, source.anonymous), path
+    return Web(f"{scheme}://{site}/", settings), unquote(path)
 
 
 class Hub(Store):
@@ -211,7 +217,7 @@ class Web(Store):
 
     def entries(self, folder: str) -> Iterator[Entry]:
         """The links of a directory page that lead into its folder."""
-        page, base = read_file(self, folder, self._settings), URL(self.request(folder)[0], encoded=True)
+        page, base = read_file(self, folder, self._settings), URL(self.url(folder), encoded=True)
         names = dict[str, None]()
         for link in lxml.html.document_fromstring(page).xpath("//a/@href") if page.strip() else ():
             with suppress(ValueError):  # no URL
@@ -237,20 +243,26 @@ class Web(Store):
             async def ask() -> None:
                 for path in waiting:
                     with suppress(MissingError):
-                        found.append(await client.retry(partial(self._head, client, path), self.root + path))
+                        found.append(await client.retry(partial(self._head, client, path), self.url(path)))
 
             await asyncio.gather(*(ask() for _ in range(_AT_ONCE)))
         return found
 
     async def _head(self, client: Client, path: str, method: str = "HEAD") -> Entry:
-        async with client.request(method, *self.request(path), self.root + path) as response:
+        async with client.request(method, *self.request(path), self.url(path)) as response:
+            if response.url.path.endswith("/"):  # a redirect to a directory page
+                raise MissingError(f"{self.url(path)}: is a folder")
             if response.status not in NO_HEAD:
                 return Entry(path, response.content_length, validator(response.headers))
         return await self._head(client, path, "GET")  # the headers of that; the body is not read
 
+    def url(self, path: str) -> str:
+        """See `Store`."""
+        return self.root + quote(path, safe=PATH_CHARACTERS)
+
     def request(self, path: str) -> tuple[str, dict[str, str]]:
         """See `Store`."""
-        return self.root + quote(path, safe=PATH_CHARACTERS), {}
+        return self.url(path), {}
 
 
 def validator(headers: Mapping[str, str]) -> str:
@@ -261,7 +273,7 @@ def validator(headers: Mapping[str, str]) -> str:
 
 def read_file(store: Store, path: str, settings: CorpusSettings) -> bytes:
     """The content of a file that is not large: a page or a list. Raises ToolkitError."""
-    name = store.root + path
+    name = store.url(path)
 
     async def read() -> bytes:
         async with Client(settings, store.guarded) as client:
