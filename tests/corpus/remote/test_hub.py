@@ -37,7 +37,7 @@ def test_a_revision_can_be_named(tmp_path: Path, hub: Hub) -> None:
 
 
 def test_a_revision_with_slashes_is_written_with_2f(tmp_path: Path, hub: Hub) -> None:
-    """As in HfFileSystem's URLs; datasets made by scripts have their Parquet files at such a one."""
+    """As for HfFileSystem; datasets made by scripts have their Parquet files at such a one."""
     hub.commits["refs/convert/parquet"] = {"default/train/0.parquet": b"PAR1"}
     done = fetch(tmp_path, "hf://datasets/me/texts@refs%2Fconvert%2Fparquet/default/*/*.parquet")
     assert done.returncode == 0, done

@@ -115,15 +115,11 @@ def test_long_pages_and_long_lists_are_read_to_their_end(tmp_path: Path) -> None
     assert list(fetched(tmp_path / "run" / "fetch").values()) == [b"4999"]
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     "content",
     [b"\x1f\x8bnot gzip", gzip.compress(b"a/b.gz\n", mtime=0)[:-9], b"\xff\xfe\n"],
     ids=["damaged", "cut", "not UTF-8"],
 )
-=======
-@pytest.mark.parametrize("content", [b"\x1f\x8bnot gzip", gzip.compress(b"a/b.gz\n", mtime=0)[:-9], b"\xff\xfe\n"])
->>>>>>> fetch
 def test_a_list_of_paths_that_cannot_be_read_is_one_line(content: bytes, tmp_path: Path) -> None:
     with serving(Site({f"{HOST}/wet.paths.gz": content})) as server:
         assert_one_line_error(fetch(tmp_path, f"https://{HOST}/wet.paths.gz", settings=at(server)), "wet.paths.gz")
