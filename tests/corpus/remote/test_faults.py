@@ -255,3 +255,12 @@ def test_a_server_that_went_down_is_not_asked_for_every_file(fault: Fault, tmp_p
         site.always.clear()
         assert fetch(*where, settings=settings).returncode == 0
     assert len(fetched(tmp_path)) == 100
+
+
+def test_a_file_that_is_longer_than_listed_is_refused_also_without_a_content_length(tmp_path: Path, big: Web) -> None:
+    def grown(request: Request, good: Respond) -> Answer:
+        return good(request) if request.method == "HEAD" else Answer(DATA + b"more", chunked=True)
+
+    big.site.always[BIG] = grown
+    done = fetch(tmp_path, f"{DUMPS}/big.gz", settings=(*big.settings, "fetch.retries=1"))
+    assert done.returncode != 0 and "big.gz" in done.stderr and "big.gz" not in fetched(tmp_path)
