@@ -34,7 +34,8 @@ class Request:
     @property
     def name(self) -> str:
         """`host/path`, decoded and without the query."""
-        return self.host + unquote(self.path.partition("?")[0])
+        path = self.path.removeprefix(f"http://{self.host}")  # as proxies are asked
+        return self.host + unquote(path.partition("?")[0])
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,11 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.respond = respond
         self.requests: list[Request] = []
-        self.sent = 0
+        self.sent = self.connections = 0
         self.paused, self._going = threading.Event(), threading.Event()
         self._limit: int | None = None
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._open: set[socket.socket] = set()
 
     @property
     def address(self) -> str:
@@ -105,14 +106,15 @@ class Server(ThreadingHTTPServer):
             self.sent += size
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        self._connections.add(request)
+        self.connections += 1
+        self._open.add(request)
         super().process_request_thread(request, client_address)
-        self._connections.discard(request)
+        self._open.discard(request)
 
     def stop(self) -> None:
         self.resume()
         self.shutdown()
-        for connection in list(self._connections):
+        for connection in list(self._open):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -507,13 +509,16 @@ class S3:
         for key, data in files.items():
             self.client.put_object(Bucket=name, Key=key, Body=data)
 
-    def put_in_parts(self, bucket: str, key: str, data: bytes, part: int = PART) -> None:
+    def put_in_parts(self, bucket: str, key: str, data: bytes, *sizes: int) -> None:
+        """Upload in parts of these sizes, the last one as often as needed."""
         where = {"Bucket": bucket, "Key": key}
         where["UploadId"] = self.client.create_multipart_upload(**where)["UploadId"]
-        parts = []
-        for number, start in enumerate(range(0, len(data), part), 1):
-            sent = self.client.upload_part(**where, PartNumber=number, Body=data[start : start + part])
-            parts.append({"PartNumber": number, "ETag": sent["ETag"]})
+        parts, left = [], list(sizes or (self.PART,))
+        while data:
+            size = left.pop(0) if len(left) > 1 else left[0]
+            sent = self.client.upload_part(**where, PartNumber=len(parts) + 1, Body=data[:size])
+            parts.append({"PartNumber": len(parts) + 1, "ETag": sent["ETag"]})
+            data = data[size:]
         self.client.complete_multipart_upload(**where, MultipartUpload={"Parts": parts})
 
     def put_encrypted(self, bucket: str, key: str, data: bytes) -> None:

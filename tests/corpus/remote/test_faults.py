@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.corpus.remote.conftest import Web
-from tests.corpus.remote.fetching import DUMPS, HOST, at, everything, fetch, fetched
+from tests.corpus.remote.fetching import DUMPS, HOST, at, below, everything, fetch, fetched
 from tests.corpus.remote.servers import (
     Answer,
     Fault,
@@ -240,3 +240,27 @@ def test_what_a_power_cut_left_of_a_file_without_a_checksum_is_not_trusted(
     part.write_bytes(bytes(30_000))
     assert fetch(*where, settings=big.settings).returncode == 0
     assert fetched(tmp_path) == {"big.gz": DATA}
+
+
+@pytest.mark.parametrize("fault", [status(503), cut(-1), cut(0, reset=True)])
+def test_a_server_that_went_down_is_not_asked_for_every_file(fault: Fault, tmp_path: Path) -> None:
+    site = Site(below(HOST, {f"{n:03}.gz": b"%d" % n for n in range(100)}))
+    with serving(site) as server:
+        where, settings = (tmp_path, f"{DUMPS}/*.gz"), ("fetch.retries=1", "fetch.concurrency=4", *at(server))
+        assert fetch(*where, settings=settings, options=("--list",)).returncode == 0
+        site.always = dict.fromkeys(site.files, fault)
+        server.requests.clear()
+        assert_one_line_error(fetch(*where, settings=settings), HOST, code=75)
+        assert len(server.requests) < 40
+        site.always.clear()
+        assert fetch(*where, settings=settings).returncode == 0
+    assert len(fetched(tmp_path)) == 100
+
+
+def test_a_file_that_is_longer_than_listed_is_refused_also_without_a_content_length(tmp_path: Path, big: Web) -> None:
+    def grown(request: Request, good: Respond) -> Answer:
+        return good(request) if request.method == "HEAD" else Answer(DATA + b"more", chunked=True)
+
+    big.site.always[BIG] = grown
+    done = fetch(tmp_path, f"{DUMPS}/big.gz", settings=(*big.settings, "fetch.retries=1"))
+    assert done.returncode != 0 and "big.gz" in done.stderr and "big.gz" not in fetched(tmp_path)

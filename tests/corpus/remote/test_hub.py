@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.corpus.remote.fetching import fetch, fetched
-from tests.corpus.remote.servers import Hub, body, cut, status
+from tests.corpus.remote.servers import Answer, Hub, body, cut, status
 from tests.helpers import assert_one_line_error
 
 DATA = "hf://datasets/me/texts/data"
@@ -34,6 +34,20 @@ def test_a_revision_can_be_named(tmp_path: Path, hub: Hub) -> None:
     done = fetch(tmp_path, f"hf://datasets/me/texts@{first}/data/*.parquet")
     assert done.returncode == 0, done
     assert fetched(tmp_path) == {name: data for name, data in in_data(hub, first).items() if name.endswith("parquet")}
+
+
+def test_a_revision_with_slashes_is_written_with_2f(tmp_path: Path, hub: Hub) -> None:
+    """As for HfFileSystem; datasets made by scripts have their Parquet files at such a one."""
+    hub.commits["refs/convert/parquet"] = {"default/train/0.parquet": b"PAR1"}
+    done = fetch(tmp_path, "hf://datasets/me/texts@refs%2Fconvert%2Fparquet/default/*/*.parquet")
+    assert done.returncode == 0, done
+    assert fetched(tmp_path) == {"train/0.parquet": b"PAR1"}
+
+
+def test_a_page_of_a_proxy_in_place_of_the_hub_is_one_line(tmp_path: Path, hub: Hub) -> None:
+    hub.server.respond = lambda request: Answer(b"<html>Please log in").but(content_type="text/html")
+    done = fetch(tmp_path, f"{DATA}/*")
+    assert done.returncode in (2, 75) and len(done.stderr.splitlines()) == 1 and "me/texts" in done.stderr, done
 
 
 def test_names_of_any_characters_are_kept(tmp_path: Path, hub: Hub) -> None:

@@ -1,6 +1,7 @@
 """What a source lists, once per run, and what the files are called here."""
 
 import gzip
+import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from tests.corpus.remote.conftest import NUMBERS, Web
 from tests.corpus.remote.fetching import DUMPS, HOST, at, below, everything, fetch, fetched, listed
-from tests.corpus.remote.servers import Server, Site, apache_page, chunked, cut, nginx_page, no_head, serving, status
+from tests.corpus.remote.servers import Site, apache_page, chunked, cut, moved, nginx_page, no_head, serving, status
 from tests.helpers import assert_one_line_error, called
 
 ODD = [
@@ -114,7 +115,11 @@ def test_long_pages_and_long_lists_are_read_to_their_end(tmp_path: Path) -> None
     assert list(fetched(tmp_path / "run" / "fetch").values()) == [b"4999"]
 
 
-@pytest.mark.parametrize("content", [b"\x1f\x8bnot gzip", gzip.compress(b"a/b.gz\n", mtime=0)[:-9], b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "content",
+    [b"\x1f\x8bnot gzip", gzip.compress(b"a/b.gz\n", mtime=0)[:-9], b"\xff\xfe\n"],
+    ids=["damaged", "cut", "not UTF-8"],
+)
 def test_a_list_of_paths_that_cannot_be_read_is_one_line(content: bytes, tmp_path: Path) -> None:
     with serving(Site({f"{HOST}/wet.paths.gz": content})) as server:
         assert_one_line_error(fetch(tmp_path, f"https://{HOST}/wet.paths.gz", settings=at(server)), "wet.paths.gz")
@@ -225,20 +230,47 @@ def test_a_path_among_urls_is_refused(tmp_path: Path, web: Web) -> None:
     assert_one_line_error(fetch(tmp_path, f"{DUMPS}/*.gz", "texts/a.gz", settings=web.settings), "texts/a.gz")
 
 
-def private(server: Server) -> str:
-    return f"http://{server.address}/dumps"
+CONTACT = "scrape.contact=me@here.example"
 
 
 def test_private_addresses_are_refused_unless_they_are_allowed(tmp_path: Path, web: Web) -> None:
+    port = web.server.server_port
+    url = f"http://127.0.0.1:{port}/dumps/0.jsonl.gz"
+    for host in ("127.0.0.1", "localhost", "127.1", "0x7f000001", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254"):
+        done = fetch(tmp_path, f"http://{host}:{port}/dumps/0.jsonl.gz", settings=(CONTACT,))
+        assert_one_line_error(done, f"{host}:{port}", "leads to a")
+    assert web.server.connections == 0
     web.site.files |= below(web.server.address, NUMBERS)
-    contact = "scrape.contact=me@here.example"
-    assert_one_line_error(fetch(tmp_path, f"{private(web.server)}/0.jsonl.gz", settings=(contact,)), "private")
-    assert web.server.requests == []
-    done = fetch(
-        tmp_path, f"{private(web.server)}/0.jsonl.gz", settings=(contact, "blacklist.allow_private_hosts=true")
-    )
+    done = fetch(tmp_path, url, settings=(CONTACT, "blacklist.allow_private_hosts=true"))
     assert done.returncode == 0, done
     assert fetched(tmp_path) == {"0.jsonl.gz": NUMBERS["0.jsonl.gz"]}
+
+
+def test_a_name_that_leads_to_a_private_address_is_refused_also_after_a_redirect(
+    tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loopback = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", web.server.server_port))]
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *given: loopback if host == "rebound.example" else look_up(host, *given),
+    )
+    done = fetch(tmp_path, "http://rebound.example/dumps/0.jsonl.gz", settings=(CONTACT,))
+    assert_one_line_error(done, "private")
+    assert web.server.connections == 0
+    web.site.always[f"{HOST}/dumps/0.jsonl.gz"] = moved("http://rebound.example/dumps/0.jsonl.gz")
+    done = fetch(tmp_path, f"{DUMPS}/0.jsonl.gz", settings=(CONTACT, *at(web.server, HOST)))
+    assert_one_line_error(done, "private")
+    assert {request.host for request in web.server.requests} == {HOST}
+
+
+def test_a_proxy_of_the_environment_is_asked(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://{web.server.address}")
+    done = fetch(tmp_path, f"http://{HOST}/dumps/*.gz", settings=(CONTACT,))
+    assert done.returncode == 0, done
+    assert fetched(tmp_path) == NUMBERS
+    assert {request.path.partition("/dumps")[0] for request in web.server.requests} == {f"http://{HOST}"}
 
 
 def test_site_owners_see_who_asks(tmp_path: Path, web: Web) -> None:

@@ -43,6 +43,16 @@ def test_objects_in_parts_are_verified_whatever_their_part_size(tmp_path: Path, 
     assert digests == {name: hashlib.md5(data).hexdigest() for name, data in expected.items()}
 
 
+def test_an_object_in_parts_of_different_sizes_is_fetched(tmp_path: Path, s3: S3) -> None:
+    """As by programs that copy parts of other objects; three parts of the first's size would do."""
+    data = b"01234567" * (S3.PART // 8 * 3) + b"end"
+    s3.make_bucket("unequal", {})
+    s3.put_in_parts("unequal", "a.gz", data, S3.PART + 1, S3.PART, S3.PART + 2)
+    done = fetch(tmp_path, "s3://unequal/*.gz", settings=("fetch.retries=1",))
+    assert done.returncode == 0, done
+    assert fetched(tmp_path)["a.gz"] == data
+
+
 def test_an_object_under_a_key_of_kms_is_fetched_though_its_etag_is_no_checksum(tmp_path: Path, s3: S3) -> None:
     s3.make_bucket("kms", {})
     s3.put_encrypted("kms", "secret.gz", b"secret" * 100)
