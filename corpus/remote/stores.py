@@ -293,10 +293,11 @@ def _errors(name: str) -> Iterator[None]:
         response, kind = getattr(error, "response", None), type(error).__name__
         metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
         status = int(metadata.get("HTTPStatusCode", 0) or getattr(response, "status_code", 0))
+        said = f"{kind}, HTTP {status}" if status else f"no answer ({kind})"
         if status == 404:
             raise MissingError(f"{name}: {MISSING}") from None
         if status in (401, 403) or "Credential" in kind or "Profile" in kind:
             raise InputError(f"{name}: access refused ({kind}); {CREDENTIALS}") from None
         if status in (408, 429) or status >= 500 or re.search("Connect|Timeout|HTTPClient|Read|Write|Protocol", kind):
-            raise OutageError(f"{name}: {kind}, HTTP {status}; rerun to continue") from None
-        raise InputError(f"{name}: {kind}, HTTP {status}") from None
+            raise OutageError(f"{name}: {said}; rerun to continue") from None
+        raise InputError(f"{name}: {said}") from None
