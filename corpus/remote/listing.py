@@ -100,7 +100,9 @@ def write_listing(folder: Path, source: SourceSettings, listing: Listing) -> str
 def list_source(source: SourceSettings, settings: CorpusSettings) -> Listing:
     """List the files of a source. Raises ToolkitError, also if there are none."""
     store, path = open_store(source, source.path, settings)
-    patterns = [path] if _LIST.fullmatch(path) else _patterns(path, source.glob)
+    patterns = [f"{path.rstrip('/')}/{pattern}".lstrip("/") for pattern in source.glob]
+    if not patterns or _LIST.fullmatch(path):
+        patterns = [path]
     entries = {entry.name: entry for each in patterns for entry in _expand(store, each, source, settings)}
     if unknown := [path for path, entry in entries.items() if entry.size is None and not entry.check]:
         known = {entry.name: entry for entry in store.details(unknown)}
@@ -116,10 +118,6 @@ def list_source(source: SourceSettings, settings: CorpusSettings) -> Listing:
         raise InputError(f"{source.path}: no file there, or none that `glob` matches")
     check_names([file.name for file in files], source.path)
     return Listing(source.path, datetime.now(UTC).isoformat(timespec="seconds"), store.url(fixed), files)
-
-
-def _patterns(path: str, glob: Sequence[str]) -> list[str]:
-    return [f"{path.rstrip('/')}/{pattern}".lstrip("/") for pattern in glob] or [path]
 
 
 def _fixed(patterns: Sequence[str]) -> str:
@@ -152,9 +150,7 @@ def _walk(store: Store, folder: str, parts: Sequence[str], below: str = "") -> I
         yield from _walk(store, f"{folder}{head}/", rest)
         return
     if folder.count("/") > _DEEPEST:
-        raise InputError(
-            f"{store.url(folder)}: is {_DEEPEST} folders deep; leave out what leads in a circle with `glob`"
-        )
+        raise InputError(f"{store.url(folder)}: is {_DEEPEST} folders deep, perhaps in a circle; use `glob`")
     matches = re.compile(glob_translate("/".join(parts))).match
     for entry in store.entries(folder):
         name = entry.name.removeprefix(folder)
@@ -204,7 +200,7 @@ def without(base: Iterable[Path], listing: Listing) -> Listing:
     """
     known = dict[str, Entry]()
     for folder in base:
-        for given in map(_read, sorted(folder.glob("*.json"))):
+        for given in map(_read, sorted(folder.glob(f"{'?' * 16}.json"))):  # of keys
             run = str(folder.parent)
             known.update((_lasting(given.root + file.name), replace(file, run=file.run or run)) for file in given.files)
     files = []

@@ -31,7 +31,8 @@ def test_what_the_earlier_run_has_fetched_is_left_out_and_what_has_changed_there
         return [each["text"] for each in read_documents(shard)]
 
     web.site.files |= {f"{HOST}/dumps/1.jsonl": line(1)}
-    assert fetch.main(config("one")) == 0 and texts("one", []) == ["text 1"]
+    stats = ["--stats", str(tmp_path / "one/fetch/stats.json")]
+    assert fetch.main([*config("one"), *stats]) == 0 and texts("one", []) == ["text 1"]
     one = str(tmp_path / "one")
     assert fetch.main(config("none", one)) == 0 and texts("none", [one]) == [], "nothing is new"
     web.site.files |= {f"{HOST}/dumps/2.jsonl": line(2)}
