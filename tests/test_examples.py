@@ -41,6 +41,7 @@ SKIPPED = {
     r"python -m workflow.demo$": "runs everything; tests/workflow/test_all.py does that",
     r"python -m workflow.demo\.serve --site \S+$": "serves until Ctrl-C; tests/workflow/demo/test_serve.py does that",
     r".*scrape\.resolve=.*127\.0\.0\.1:8080": "8080 may be taken; tests/corpus/scrape/test_main.py uses a free port",
+    r"python -m corpus\.fetch": "needs a network; tests/corpus/remote has servers here",
     r"python -m corpus\.merge_index .*--shards 1000": "needs 1,000 shards; tests/corpus/test_merge_index.py has three",
     r"python -m corpus\.train_tokenizer .*(32000|8000)": "too little text; tests/corpus/test_train_tokenizer.py",
     r"python -m cluster\.submit --config my\.yaml .*--wait": "needs Slurm; tests/slurm does that",
