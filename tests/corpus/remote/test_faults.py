@@ -227,9 +227,10 @@ def test_a_server_that_says_more_bytes_than_it_sends_is_given_up(tmp_path: Path,
     assert "big.gz" not in fetched(tmp_path)
 
 
-@pytest.mark.parametrize("always", [whole, NO_VALIDATORS])
+@pytest.mark.parametrize("size", [30_000, 60_000])  # less and more than the file has
+@pytest.mark.parametrize("always", [fields(), whole, NO_VALIDATORS])
 def test_what_a_power_cut_left_of_a_file_without_a_checksum_is_not_trusted(
-    always: Fault, tmp_path: Path, big: Web
+    always: Fault, size: int, tmp_path: Path, big: Web
 ) -> None:
     big.site.always[BIG] = always
     where = (tmp_path, f"{DUMPS}/*.gz")
@@ -237,7 +238,7 @@ def test_what_a_power_cut_left_of_a_file_without_a_checksum_is_not_trusted(
     (listing,) = tmp_path.glob("*.json")
     part = tmp_path / listing.stem / "big.gz.tmp"
     part.parent.mkdir(exist_ok=True)
-    part.write_bytes(bytes(30_000))
+    part.write_bytes(bytes(size))
     assert fetch(*where, settings=big.settings).returncode == 0
     assert fetched(tmp_path) == {"big.gz": DATA}
 

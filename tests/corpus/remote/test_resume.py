@@ -78,12 +78,11 @@ def test_a_fetch_that_is_told_to_end_ends_in_a_line_and_goes_on_later(number: si
             output, errors = process.communicate()
         assert process.returncode == 128 + number and "Traceback" not in output + errors
         server.resume()
-        done, sent = finished(tmp_path), server.sent
+        done = finished(tmp_path)
         server.requests.clear()
         assert fetch(tmp_path, f"{DUMPS}/*/*.gz", settings=at(server)).returncode == 0
         assert not {f"{HOST}/dumps/{name}" for name in done} & set(server.asked())
     assert done and fetched(tmp_path) == FILES
-    assert server.sent - sent < sum(map(len, FILES.values()))
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
