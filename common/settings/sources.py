@@ -126,8 +126,9 @@ class FetchSettings(Section):
     """Files that are fetched at the same time."""
     max_mb_per_s: Annotated[float, Field(ge=0)] = 0.0
     """Cap on the bandwidth of all files together, in 10^6 bytes per second. 0: none."""
-    retries: Annotated[int, Field(ge=0)] = 8
-    """Retries per file in a row without any progress: after 429, 5xx and connection errors."""
+    retries: Annotated[int, Field(ge=0)] = 10
+    """Retries per file in a row without any progress: after 429, 5xx and connection errors. 10 take
+    14 minutes."""
     retry_delay: PositiveFloat = 1.0
     """Seconds before the first retry; doubles for each further one, up to 300. A longer Retry-After
     wins, up to an hour."""

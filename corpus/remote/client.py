@@ -6,7 +6,7 @@ with an API are reached where their environment says. Proxies count for all.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from urllib.request import getproxies, proxy_bypass
@@ -16,7 +16,7 @@ from yarl import URL
 
 from common.errors import ConfigError, InputError, OutageError, PageError
 from common.settings import CorpusSettings
-from corpus.scrape.network import AddressOverrides, open_session
+from corpus.scrape.network import AddressOverrides, exit_on_signals, open_session
 from corpus.scrape.response import REDIRECTS, retry_after, to_page_error
 from corpus.urls.hosts import is_private_host
 from corpus.urls.url import DEFAULT_PORTS, parse_url
@@ -24,11 +24,21 @@ from corpus.urls.url import DEFAULT_PORTS, parse_url
 _HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity"}  # the bytes of the file
 _LONGEST_PAUSE, _LONGEST_WAIT = 300.0, 3600.0  # seconds before a retry: ours, and by Retry-After
 _PAGE = 1 << 26  # bytes of a directory page or a list of paths
-NO_HEAD = (405, 501)
-"""The status codes of servers that do not answer HEAD."""
+NO_HEAD = (403, 405, 501)
+"""The status codes of servers that answer GET alone."""
 CREDENTIALS = "set HF_TOKEN, AWS_PROFILE or ~/.netrc; `anonymous: true` reads a public bucket"
 MISSING = f"not there (HTTP 404), or private: {CREDENTIALS}; --renew lists the source again"
 Result = TypeVar("Result")
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run requests to their end; SIGTERM and SIGHUP end them without a traceback."""
+
+    async def ending() -> Result:
+        with exit_on_signals():
+            return await work
+
+    return asyncio.run(ending())
 
 
 class MissingError(InputError):

@@ -19,10 +19,9 @@ from common.errors import InputError, OutageError, ToolkitError
 from common.files import fsync
 from common.progress import Meter
 from common.settings import CorpusSettings
-from corpus.remote.client import Client, TemporaryError
+from corpus.remote.client import Client, TemporaryError, run
 from corpus.remote.listing import Listing
 from corpus.remote.stores import Entry, Store, validator
-from corpus.scrape.network import exit_on_signals
 
 _BLOCK = 1 << 25  # bytes between two flushes to the disk of a file without a checksum
 _PIECE = 1 << 20  # bytes that are read at a time
@@ -44,7 +43,7 @@ class Downloader:
         When all other files are there, raises the first error that a person must cure, or else the
         first OutageError; that at once if one file after the other fails.
         """
-        asyncio.run(self._fetch(files, folder))
+        run(self._fetch(files, folder))
 
     async def _fetch(self, files: Sequence[Entry], folder: Path) -> None:
         waiting, most = iter(files), self._settings.fetch.concurrency
@@ -63,9 +62,14 @@ class Downloader:
                 except InputError as error:
                     errors.insert(0, error)
 
-        with exit_on_signals():
-            async with Client(self._settings, self._store.guarded) as self._client:
-                await asyncio.gather(*(worker() for _ in range(most)))
+        async with Client(self._settings, self._store.guarded) as self._client:
+            workers = [asyncio.create_task(worker()) for _ in range(most)]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for each in workers:
+                    each.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
         if errors:
             more = f" (and {len(errors) - 1:,} more files)" if errors[1:] else ""
             raise type(errors[0])(f"{errors[0]}{more}")

@@ -104,15 +104,14 @@ def list_source(source: SourceSettings, settings: CorpusSettings) -> Listing:
     if not patterns or _LIST.fullmatch(path):
         patterns = [path]
     entries = {entry.name: entry for each in patterns for entry in _expand(store, each, source, settings)}
-    if unknown := [path for path, entry in entries.items() if entry.size is None and not entry.check]:
+    if unknown := [name for name, entry in entries.items() if entry.size is None and not entry.check]:
         known = {entry.name: entry for entry in store.details(unknown)}
-        if gone := [path for path in unknown if path not in known]:
+        if gone := [name for name in unknown if name not in known]:
             raise InputError(f"{source.path}: names {len(gone):,} files that do not exist, such as {gone[0]}")
         entries |= known
-    fixed = _fixed(patterns)
-    if any(not path.startswith(fixed) for path in entries):  # a list names what it likes
-        fixed = ""
-    names = {path.removeprefix(fixed): entry for path, entry in entries.items()}
+    folders = (f"{path.rstrip('/')}/", _fixed(patterns), "")  # a list names what it likes
+    fixed = next(folder for folder in folders if all(name.startswith(folder) for name in entries))
+    names = {name.removeprefix(fixed): entry for name, entry in entries.items()}
     files = tuple(replace(names[name], name=name) for name in sorted(names) if not is_left_out(name))
     if not files:
         raise InputError(f"{source.path}: no file there, or none that `glob` matches")

@@ -22,9 +22,10 @@ from yarl import URL
 
 from common.errors import InputError, OutageError
 from common.settings import CorpusSettings, SourceSettings
-from corpus.remote.client import CREDENTIALS, MISSING, NO_HEAD, Client, MissingError
+from corpus.remote.client import CREDENTIALS, MISSING, NO_HEAD, Client, MissingError, run
 from corpus.urls.url import PATH_CHARACTERS
 
+_LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "boto3", "botocore", "json")  # json: a page instead of an API
 _AT_ONCE = 16  # requests for details of files
 _MD5 = re.compile(r'etag:"([0-9a-f]{32})(-\d+)?"')
 
@@ -86,7 +87,7 @@ def open_store(source: SourceSettings, url: str, settings: CorpusSettings) -> tu
     if scheme == "hf":
         if not (match := re.fullmatch(r"datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?(.*)", rest)):
             raise InputError(f"{url}: give hf://datasets/OWNER/NAME/PATH or hf://datasets/OWNER/NAME@REVISION/PATH")
-        return Hub(match[1], match[2]), match[3]
+        return Hub(match[1], match[2] and unquote(match[2])), match[3]
     site, slash, path = rest.partition("/")
     if not (site and slash):
         raise InputError(f"{url}: names no host or bucket, or no path below it")
@@ -106,7 +107,7 @@ class Hub(Store):
             with _errors(f"hf://datasets/{name}" + (f"@{revision}" if revision else "")):
                 revision = self._api.dataset_info(name, revision=revision).sha
         self._at: Any = {"repo_type": "dataset", "revision": revision}
-        self.root = f"hf://datasets/{name}@{revision}/"
+        self.root = f"hf://datasets/{name}@{quote(str(revision), safe='')}/"
 
     def entries(self, folder: str) -> Iterator[Entry]:
         """See `Store`."""
@@ -165,7 +166,7 @@ class Bucket(Store):
     def find(self, path: str) -> Entry | None:
         """See `Store`."""
         with suppress(MissingError), _errors(self.root + path):
-            head = self._client.head_object(**self._bucket, Key=path)
+            head = self._head(path)
             return Entry(path, head["ContentLength"], f"etag:{head['ETag']}")
         return None
 
@@ -182,29 +183,45 @@ class Bucket(Store):
         if not (match := _MD5.fullmatch(entry.check)):
             return None
         with _errors(self.root + entry.name):
-            first = self._client.head_object(**self._bucket, Key=entry.name, PartNumber=1)
+            first = self._head(entry.name, PartNumber=1)
+            count, part = first.get("PartsCount", 1), first["ContentLength"]
+            last = (entry.size or 0) - part * (count - 1)
+            sizes = [part] * (count - 1) + [last]
+            if match[2] and last != self._head_size(entry.name, count):
+                sizes = [self._head_size(entry.name, number) for number in range(1, count + 1)]
         if "kms" in first.get("ServerSideEncryption", "") or "SSECustomerAlgorithm" in first:
             return None
-        return (_PartsHash(first["ContentLength"]) if match[2] else hashlib.md5(usedforsecurity=False)), match[1]
+        return (_PartsHash(sizes) if match[2] else hashlib.md5(usedforsecurity=False)), match[1]
+
+    def _head(self, path: str, **more: int) -> Any:
+        return self._client.head_object(**self._bucket, Key=path, **more)
+
+    def _head_size(self, path: str, part: int) -> int:
+        return int(self._head(path, PartNumber=part)["ContentLength"])
 
 
 class _PartsHash:
-    """The MD5 of the MD5s of parts of one size, of which the last may be shorter."""
+    """The MD5 of the MD5s of the parts of an upload."""
 
-    def __init__(self, size: int) -> None:
-        self._size, self._parts, self._last = size, b"", b""
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes, self._parts = iter(sizes), b""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._part, self._left = hashlib.md5(usedforsecurity=False), next(self._sizes, 0)
 
     def update(self, data: bytes) -> None:
-        """Hash more bytes; holds those of one part."""
-        self._last += data
-        while len(self._last) >= self._size:
-            self._parts += hashlib.md5(self._last[: self._size], usedforsecurity=False).digest()
-            self._last = self._last[self._size :]
+        """Hash more bytes."""
+        while data and self._left:
+            self._part.update(data[: self._left])
+            data, self._left = data[self._left :], max(0, self._left - len(data))
+            if not self._left:
+                self._parts += self._part.digest()
+                self._begin()
 
     def hexdigest(self) -> str:
-        """The hash of all bytes."""
-        last = hashlib.md5(self._last, usedforsecurity=False).digest() if self._last else b""
-        return hashlib.md5(self._parts + last, usedforsecurity=False).hexdigest()
+        """The hash of all parts."""
+        return hashlib.md5(self._parts, usedforsecurity=False).hexdigest()
 
 
 class Web(Store):
@@ -218,8 +235,8 @@ class Web(Store):
     def entries(self, folder: str) -> Iterator[Entry]:
         """The links of a directory page that lead into its folder."""
         page, base = read_file(self, folder, self._settings), URL(self.url(folder), encoded=True)
-        names = dict[str, None]()
-        for link in lxml.html.document_fromstring(page).xpath("//a/@href") if page.strip() else ():
+        names, utf8 = dict[str, None](), lxml.html.HTMLParser(encoding="utf-8")
+        for link in lxml.html.document_fromstring(page, parser=utf8).xpath("//a/@href") if page.strip() else ():
             with suppress(ValueError):  # no URL
                 target = base.join(URL(str(link).strip()))
                 below = target.raw_path.removeprefix(base.raw_path)
@@ -234,7 +251,7 @@ class Web(Store):
 
     def details(self, paths: Sequence[str]) -> Iterable[Entry]:
         """See `Store`; a request per file."""
-        return asyncio.run(self._details(paths))
+        return run(self._details(paths))
 
     async def _details(self, paths: Sequence[str]) -> list[Entry]:
         found, waiting = list[Entry](), iter(paths)
@@ -253,7 +270,7 @@ class Web(Store):
             if response.url.path.endswith("/"):  # a redirect to a directory page
                 raise MissingError(f"{self.url(path)}: is a folder")
             if response.status not in NO_HEAD:
-                return Entry(path, response.content_length, validator(response.headers))
+                return Entry(path, response.content_length or None, validator(response.headers))  # 0: not told
         return await self._head(client, path, "GET")  # the headers of that; the body is not read
 
     def url(self, path: str) -> str:
@@ -279,7 +296,7 @@ def read_file(store: Store, path: str, settings: CorpusSettings) -> bytes:
         async with Client(settings, store.guarded) as client:
             return await client.retry(partial(client.read, *store.request(path), name), name)
 
-    return asyncio.run(read())
+    return run(read())
 
 
 @contextmanager
@@ -288,7 +305,7 @@ def _errors(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("huggingface_hub", "httpx", "httpx2", "boto3", "botocore"):
+        if type(error).__module__.partition(".")[0] not in _LIBRARIES:
             raise
         response, kind = getattr(error, "response", None), type(error).__name__
         metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
