@@ -44,7 +44,7 @@ SKIPPED = {
     r"python -m corpus\.fetch": "needs a network; tests/corpus/remote has servers here",
     r"python -m corpus\.merge_index .*--shards 1000": "needs 1,000 shards; tests/corpus/test_merge_index.py has three",
     r"python -m corpus\.train_tokenizer .*(32000|8000)": "too little text; tests/corpus/test_train_tokenizer.py",
-    r"python -m cluster\.submit --config my\.yaml .*--wait": "needs Slurm; tests/slurm does that",
+    r"python -m cluster\.submit --config my\.yaml .*--(wait|grow)": "needs Slurm; tests/slurm does that",
     r"python -m cluster\.submit --config config\.yaml": "two processes; tests/workflow/test_all.py starts them",
     r"python -m cluster\.status results/lab": "needs Slurm; tests/slurm/test_training.py does that",
     r"python -m cluster\.logs": "needs a submitted job; tests/cluster/test_local.py has some",

@@ -14,7 +14,7 @@ from tests.workflow.report.fake_run import finished_run
 from workflow.report.__main__ import render
 
 SECTIONS = {"overview", "funnel", "corpus", "curves", "layout", "time", "results", "checkpoint", "samples"}
-CHARTS = 6
+CHARTS = 7
 # the browser's own services stay silent, too: every name but localhost is unknown
 OFFLINE = (
     *("--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-sync"),
