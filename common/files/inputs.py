@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,8 +58,15 @@ def _is_other(path: Path, kind: Kind) -> bool:
         return path.suffix in _UNFINISHED
     if _FIGURES.fullmatch(path.name):
         return True
-    is_rejects = holds_rejects(path)
+    status = path.stat()
+    is_rejects = _holds_rejects(path, status.st_size, status.st_mtime_ns)
     return path.parent.name in _REJECTS_FOLDERS if is_rejects is None else is_rejects
+
+
+@cache
+def _holds_rejects(path: Path, _size: int, _mtime_ns: int) -> bool | None:
+    """`holds_rejects`, once for each content: planning lists sources several times."""
+    return holds_rejects(path)
 
 
 def _matches(pattern: str) -> dict[Path, bool]:
