@@ -19,7 +19,7 @@ from common import steps as table
 from common.errors import InputError
 from common.files import REMOVED_IDS, removed_ids, shard_paths, write_text
 from common.settings import Settings
-from corpus.remote.listing import fetched_sources
+from corpus.remote.listing import read_listing
 from corpus.scrape.opt_outs import ROBOTS_REASONS, TDM_REASONS
 from training.trace import Trace
 from workflow.cards.content import read_content, recount, without_tombstones
@@ -49,7 +49,7 @@ def corpus_facts(settings: Settings) -> dict[str, Any]:
     return {
         "name": run.resolve().name,
         "settings": settings,
-        "listings": {listing.url: listing for _, listing in fetched_sources(settings)},
+        "listings": {source.path: read_listing(settings.fetch_folder, source) for source in settings.remote_sources},
         "steps": steps,
         "documents": documents,
         "dataset": dataset,

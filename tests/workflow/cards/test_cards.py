@@ -15,7 +15,10 @@ from safetensors.numpy import load_file
 
 from common.files import read_json, read_rows, read_shards, read_text
 from common.page import number, size
+from common.settings import SourceSettings
 from common.stats import Stats
+from corpus.remote.listing import Listing, write_listing
+from corpus.remote.stores import Entry
 from tests.conftest import Once
 from tests.helpers import assert_one_line_error, called, document, prose, read_rejects, write_shard
 from tests.workflow import pipeline
@@ -129,6 +132,18 @@ def test_a_run_of_texts_alone_has_a_dataset_card_and_says_what_is_not_known(tmp_
     assert (
         "**Fetched**: not known" in text and "language" not in keys and table["ingest (documents)"] == "3 | 2 | 1 empty"
     )
+    remote = SourceSettings(path="https://dumps.example/*.gz")
+    (run / "config.yaml").write_bytes(orjson.dumps({**config, "sources": [*config["sources"], {"path": remote.path}]}))
+    for listed in (True, False):
+        if listed:
+            (run / "fetch").mkdir()
+            listing = Listing(remote.path, "2026-11-29", "https://dumps.example/", (Entry("a.gz"), Entry("b.gz")))
+            write_listing(run / "fetch", remote, None, listing)
+        else:
+            shutil.rmtree(run / "fetch")
+        assert called("workflow.cards", "--run", run).returncode == 0, "what was fetched may be deleted"
+        text = read_card(run / "cards/README.md")[0]
+        assert remote.path in text and ("2 files of https://dumps.example/, listed 2026-11-29" in text) == listed
     (run / "takedown").mkdir()
     (run / "takedown/ids.txt").write_text(f"{document(2, '')['id']}\n")
     write_shard(run / "dedup/0000.jsonl.zst", [document(1, prose(1))])  # the statistics stay
