@@ -45,10 +45,10 @@ def list_all(settings: CorpusSettings, folder: Path, renew: bool) -> Pairs:
     """
     base, pairs = [run / folder.name for run in settings.base], []
     for source in settings.remote_sources:
-        listing = listings.read_listing(folder, source)
+        listing = old = listings.read_listing(folder, source)
         if listing is None or renew:
             listing = listings.without(base, listings.list_source(source, settings))
-            say(f"{source.path}: {listings.write_listing(folder, source, listing)}")
+            say(f"{source.path}: {listings.write_listing(folder, source, old, listing)}")
         pairs.append((source, listing))
     return pairs
 
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with open_locked(folder / ".lock", f"{folder}: another process is fetching; stop that one, or wait for it"):
         pairs = list_all(settings, folder, arguments.renew)
-        for line in listings.describe(settings, folder):
+        for line in filter(None, (listings.describe(folder, *pair) for pair in pairs)):
             say(line)
         if arguments.list:
             return 0

@@ -13,6 +13,7 @@ of a file is what its content and its name say, unless one is given:
     wikiextractor   <doc id url title> … </doc>, or that program's JSON lines
     csv             *.csv, *.tsv: a header and rows, the text in the column --text-key
     parquet, arrow  files and folders of Hugging Face datasets (the train split), text in --text-key
+    documents       *.documents.jsonl: shards that a step of this toolkit wrote
     warc            the pages of responses, extracted as by corpus.scrape; the texts of WET files
 
 A document's id is a hash of its canonical URL, or of its text if it has no URL; its shard is a

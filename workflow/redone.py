@@ -63,11 +63,13 @@ def announce(settings: Settings, dag: Any) -> None:
         if steps.of_rule(job.rule.name) in order:
             done = any(Path(path).exists() or records.metadata(path) is not None for path in job.output)
             (again if done else first).append(job.rule.name)
-    if any(job.rule.name == "fetch" for job in dag.needrun_jobs()):
-        from corpus.remote.listing import describe as to_fetch  # takes half a second
+    if "fetch" in (*again, *first):
+        from corpus.remote import listing  # takes half a second
 
-        for line in to_fetch(settings, settings.fetch_folder):
-            note(line)
+        folder = settings.fetch_folder
+        for source in settings.remote_sources:
+            if line := listing.describe(folder, source, listing.read_listing(folder, source)):
+                note(line)
     in_order = partial(sorted, key=lambda rule: order.index(steps.of_rule(rule)))
     if text := describe(settings, in_order(again), in_order(first)):
         note(text)

@@ -82,9 +82,8 @@ def _read(path: Path) -> Listing:
         raise InputError(f"{path}: not a listing ({error}); {cure}") from None
 
 
-def write_listing(folder: Path, source: SourceSettings, listing: Listing) -> str:
-    """Write a listing; removes what was fetched of files that have changed. Returns what is new."""
-    old = read_listing(folder, source)
+def write_listing(folder: Path, source: SourceSettings, old: Listing | None, listing: Listing) -> str:
+    """Replace a listing, and remove changed files that were fetched. Returns what is new."""
     then, now = ({file.name: file for file in each.files} if each else {} for each in (old, listing))
     changed = [name for name, file in then.items() if now.get(name) != file]
     for name in changed:
@@ -250,13 +249,12 @@ def check_extras(settings: CorpusSettings) -> None:
             raise ConfigError(f"scrape.contact is empty: set a mail address or page to fetch {source.path}")
 
 
-def describe(settings: CorpusSettings, folder: Path) -> Iterator[str]:
-    """A line per source with files that are to be fetched, by its listing. Uses no network."""
-    for source in settings.remote_sources:
-        listing = read_listing(folder, source)
-        if listing is None:
-            yield f"{source.path}: not listed yet; python -m corpus.fetch --list tells how much there is to fetch"
-        elif missing := listing.missing(folder, source):
-            total, unknown = sum(file.size or 0 for file in missing), sum(file.size is None for file in missing)
-            more = f" and {unknown:,} of unknown size" if unknown else ""
-            yield f"{source.path}: {len(missing):,} files, {amount(total)}{more} to fetch, listed {listing.listed[:10]}"
+def describe(folder: Path, source: SourceSettings, listing: Listing | None) -> str:
+    """What of a source is to be fetched, by its listing; empty if nothing is. Uses no network."""
+    if listing is None:
+        return f"{source.path}: not listed yet; python -m corpus.fetch --list tells how much there is to fetch"
+    if not (missing := listing.missing(folder, source)):
+        return ""
+    total, unknown = sum(file.size or 0 for file in missing), sum(file.size is None for file in missing)
+    more = f" and {unknown:,} of unknown size" if unknown else ""
+    return f"{source.path}: {len(missing):,} files, {amount(total)}{more} to fetch, listed {listing.listed[:10]}"

@@ -25,7 +25,7 @@ from common.settings import CorpusSettings, SourceSettings
 from corpus.remote.client import CREDENTIALS, MISSING, NO_HEAD, Client, MissingError, run
 from corpus.urls.url import PATH_CHARACTERS
 
-_LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "boto3", "botocore", "json")  # json: a page instead of an API
+_API_MODULES = ("huggingface_hub", "httpx", "httpx2", "boto3", "botocore", "json")  # json: a page instead of an API
 _AT_ONCE = 16  # requests for details of files
 _MD5 = re.compile(r'etag:"([0-9a-f]{32})(-\d+)?"')
 
@@ -305,7 +305,7 @@ def _errors(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in _LIBRARIES:
+        if type(error).__module__.partition(".")[0] not in _API_MODULES:
             raise
         response, kind = getattr(error, "response", None), type(error).__name__
         metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}

@@ -2,6 +2,7 @@
 
 Hosts in `scrape.resolve` are reached at the address given there, over plain HTTP, with the logical
 name in the Host header. Other names go through DNS, and private addresses are never connected to.
+`exit_on_signals` ends a loop of requests.
 """
 
 import asyncio
